@@ -1,7 +1,8 @@
-"""The meaning of every kernel, written plainly with torch: runs on any device, and the tests hold the native code to it.
+"""The meaning of every kernel, written plainly with torch.
 
-Arithmetic is float32 whatever the storage type. Shapes: T rows (tokens) of a batch, H hidden size, Hq query heads,
-Hkv key/value heads (Hq is a multiple of Hkv), D head dimension, S sequences.
+It runs on any device, and the tests hold the native code to it. Arithmetic is float32 whatever the storage type.
+Shapes: T rows (tokens) of a batch, H hidden size, Hq query heads, Hkv key/value heads (Hq is a multiple of Hkv),
+D head dimension, S sequences.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     return result if out is None else out.copy_(result)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
+) -> Tensor:
     """``residual += x`` in place, then the norm of residual; x and residual are [T, H]."""
     residual.add_(x)
     return rms_norm(residual, weight, eps, out)
@@ -34,8 +37,8 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     half = cos.shape[-1]
     first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-    x[..., :half] = (first * cos - second * sin).to(x.dtype)
-    x[..., half : 2 * half] = (second * cos + first * sin).to(x.dtype)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    x[..., : 2 * half] = rotated.to(x.dtype)
 
 
 def rotate_and_store(
@@ -51,8 +54,8 @@ def rotate_and_store(
 ) -> None:
     """Rotate the first R dimensions of q [T, Hq, D] and k [T, Hkv, D] in place, then store k and v.
 
-    Element i is paired with element i + R/2 (the "half" or "neox" layout); cos and sin are [P, R/2] tables indexed
-    by positions [T]. Row t goes to slot ``slots[t] = block · block_size + offset`` of the caches
+    Element i is paired with element i + R/2 (the "half" or "neox" layout); cos and sin are [P, R/2] tables
+    indexed by positions [T]. Row t goes to slot ``slots[t] = block · block_size + offset`` of the caches
     [blocks, Hkv, block_size, D].
     """
     at = positions.long()
@@ -66,7 +69,7 @@ def rotate_and_store(
 
 
 def _visible(positions: Tensor, num_keys: int, window: int) -> Tensor:
-    """Which of num_keys keys each query position sees: [rows, keys], causal, the last `window` keys if not 0."""
+    """Which keys each query position sees: [rows, keys], causal, only the last `window` keys if not 0."""
     keys = torch.arange(num_keys, device=positions.device)
     seen = keys <= positions[:, None]
     if window:
@@ -89,9 +92,9 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of q [T, Hq, D] over a paged cache [blocks, Hkv, block_size, D] into out [T, Hq, D].
 
-    Sequence s owns rows ``query_starts[s]:query_starts[s+1]``: the last ones of its ``context_lens[s]`` positions,
-    whose keys and values lie in the blocks that ``block_tables[s]`` names. With `window` a row sees that many
-    positions, itself included; with `soft_cap` a score x becomes ``soft_cap · tanh(x / soft_cap)``.
+    Sequence s owns rows ``query_starts[s]:query_starts[s+1]``: the last ones of its ``context_lens[s]``
+    positions, whose keys and values lie in the blocks that ``block_tables[s]`` names. With `window` a row sees
+    that many positions, itself included; with `soft_cap` a score x becomes ``soft_cap · tanh(x / soft_cap)``.
     """
     num_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = k_cache.shape[1:3]
