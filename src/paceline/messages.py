@@ -130,6 +130,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     eos_token_ids: tuple[int, ...] = ()
     priority: int = 0
     cache_salt: str = ""
+    timeout: float | None = None  # seconds from arrival to FINISHED_TIMEOUT
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -152,7 +153,7 @@ ToCore = AddRequest | AbortRequests | FinishRequest | Shutdown
 # ---------------------------------------------------------------- engine core -> front end
 
 
-class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
+class RequestOutput(msgspec.Struct, array_like=True):
     """New tokens of one request, and its end when it has ended."""
 
     request_id: str

@@ -1,0 +1,294 @@
+"""The engine step: take in what has arrived, fill the pipeline, wait, apply the oldest result.
+
+The core alone decides. It owns every token of every live request, ships immutable plans to the stages, and drops
+results that no longer matter; a stage never drops a row. The same step drives every pipeline: real stages, the
+scripted scenario, and later the simulator.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from paceline.errors import PipelineError
+from paceline.messages import (
+    AbortRequests,
+    AddRequest,
+    BatchResult,
+    CoreStats,
+    FinishRequest,
+    RequestOutput,
+    SampledToken,
+    StageTimes,
+    ToCore,
+)
+from paceline.pipeline.seam import Pipeline
+from paceline.request import Request, RequestStatus
+from paceline.scheduling import Batch, Scheduler, SchedulerOptions
+
+STAGE_TIMES_KEPT = 4096  # batches
+
+
+class Mailbox(Protocol):
+    """Where requests and aborts arrive."""
+
+    def drain(self) -> list[ToCore]:
+        """What has arrived since the last call, oldest first; never waits."""
+
+
+class EngineCore:
+    """Every live request, the batches in flight, and the step that moves them.
+
+    Args:
+        options: limits and policies.
+        pipeline: computes the plans.
+        mailbox: brings requests and aborts.
+        emit: takes new tokens and endings, at most once per result.
+        on_batch: told of every batch right after it was dispatched.
+        clock: seconds, monotonic.
+        hash_key: key of the prefix cache's names; fresh random bytes by default.
+    """
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        pipeline: Pipeline,
+        mailbox: Mailbox,
+        emit: Callable[[list[RequestOutput]], None],
+        *,
+        on_batch: Callable[[Batch], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        hash_key: bytes | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(options, hash_key)
+        self.pipeline = pipeline
+        self.requests: dict[str, Request] = {}
+        self.in_flight: deque[Batch] = deque()
+        self.stage_times: deque[tuple[int, list[StageTimes]]] = deque(maxlen=STAGE_TIMES_KEPT)
+        self.shutting_down = False
+        self._max_model_len = options.max_model_len
+        self._mailbox = mailbox
+        self._emit = emit
+        self._on_batch = on_batch
+        self._clock = clock
+        self._started = clock()
+        self._num_requests = 0
+        self._outputs: list[RequestOutput] = []
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._stage_busy: list[float] = []
+        self._stage_cpu: list[float] = []
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.requests)
+
+    # ------------------------------------------------------------ the step
+
+    def step(self) -> None:
+        """Fill the pipeline, then wait for the oldest batch or for mail, and apply what came.
+
+        Raises:
+            PipelineError: a stage failed; call :meth:`fail`.
+        """
+        self._take_in()
+        while len(self.in_flight) < self.pipeline.depth and self._make_batch():
+            self._take_in()
+        self._flush()
+        self.pipeline.wait(self._until_deadline())
+        self._take_in()
+        self._flush()
+
+    def _take_in(self) -> None:
+        """New requests, aborts and deadlines, then results that are there: an abort beats a natural finish."""
+        for message in self._mailbox.drain():
+            self._receive(message)
+        self._apply_deadlines()
+        while (result := self.pipeline.collect()) is not None:
+            self._apply(result)
+
+    def _make_batch(self) -> bool:
+        """Make and dispatch one batch if the scheduler can; this is its one call site."""
+        while True:
+            preemptions = self.scheduler.num_preemptions
+            batch = self.scheduler.schedule(nothing_in_flight=not self.in_flight)
+            if batch is not None:
+                break
+            if self.in_flight or self.scheduler.num_preemptions == preemptions:
+                return False
+        self.in_flight.append(batch)
+        self.pipeline.submit(batch.plan)
+        if batch.plan.new_requests:
+            now = self._clock()
+            for entry in batch.entries:
+                if entry.request.queue_seconds < 0:
+                    entry.request.queue_seconds = now - entry.request.arrival_time
+        if self._on_batch is not None:
+            self._on_batch(batch)
+        return True
+
+    # ------------------------------------------------------------ mail
+
+    def _receive(self, message: ToCore) -> None:
+        if isinstance(message, AddRequest):
+            self._add(message)
+        elif isinstance(message, AbortRequests):
+            for request_id in message.request_ids:
+                if request_id in self.requests:
+                    self._finish(self.requests[request_id], RequestStatus.FINISHED_ABORTED)
+        elif isinstance(message, FinishRequest):
+            self._stopped_by_text(message)
+        else:
+            self.shutting_down = True
+
+    def _add(self, message: AddRequest) -> None:
+        request = Request(message, self._num_requests, self._max_model_len, self._clock())
+        self._num_requests += 1
+        refusal = self.scheduler.why_refused(request)
+        if message.request_id in self.requests:
+            refusal = "a request with this id is already live"
+        if refusal is not None:
+            request.change_status(RequestStatus.FINISHED_REFUSED)
+            self._report(request, [], error=refusal)
+            return
+        self.requests[request.request_id] = request
+        self.scheduler.add(request)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.number, request))
+
+    def _stopped_by_text(self, message: FinishRequest) -> None:
+        """The detokenizer found a stop string: tokens past it never existed."""
+        request = self.requests.get(message.request_id)
+        if request is not None:
+            del request.token_ids[request.num_prompt_tokens + message.num_output_tokens :]
+            self._finish(request, RequestStatus.FINISHED_STOPPED)
+
+    def _apply_deadlines(self) -> None:
+        if not self._deadlines:
+            return
+        now = self._clock()
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].is_finished):
+            request = heapq.heappop(self._deadlines)[2]
+            if not request.is_finished:
+                self._finish(request, RequestStatus.FINISHED_TIMEOUT)
+
+    def _until_deadline(self) -> float | None:
+        return max(0.0, self._deadlines[0][0] - self._clock()) if self._deadlines else None
+
+    # ------------------------------------------------------------ results
+
+    def _apply(self, result: BatchResult) -> None:
+        """Account for the oldest batch and deliver its tokens.
+
+        Raises:
+            PipelineError: the result is not that of the oldest batch in flight.
+        """
+        if result.epoch != self.scheduler.epoch:
+            return
+        if not self.in_flight or self.in_flight[0].number != result.batch:
+            raise PipelineError(f"batch {result.batch} came back out of turn")
+        batch = self.in_flight.popleft()
+        self._keep_times(result)
+        tokens = iter(result.tokens)
+        for entry in batch.entries:
+            request = entry.request
+            request.num_in_flight -= 1
+            slice_ = entry.slice
+            live = slice_.generation == request.generation
+            if live and entry.life == request.life:
+                request.num_computed_tokens = slice_.end
+            if slice_.samples:
+                token = next(tokens)
+                if live:
+                    self._deliver(request, token)
+
+    def _deliver(self, request: Request, token: SampledToken) -> None:
+        """Give a request its next token, and end it if that token does."""
+        if token.error:
+            self.scheduler.fail_row(request)
+            self._end(request, error=token.error)
+            return
+        request.token_ids.append(token.token_id)
+        logprobs = None if token.logprobs is None else [token.logprobs]
+        output = RequestOutput(
+            request.request_id,
+            [token.token_id],
+            logprobs,
+            num_cached_tokens=request.num_cached_tokens,
+            queue_seconds=request.queue_seconds,
+        )
+        if token.token_id in request.stop_token_ids:
+            output.status = RequestStatus.FINISHED_STOPPED.name
+            output.stop_token_id = token.token_id
+        elif len(request.token_ids) >= request.max_total_tokens:
+            output.status = RequestStatus.FINISHED_LENGTH.name
+        self._outputs.append(output)
+        if output.status:
+            self.scheduler.finish(request, RequestStatus[output.status])
+            del self.requests[request.request_id]
+
+    def _finish(self, request: Request, status: RequestStatus, error: str = "") -> None:
+        """End a request for a reason other than its own next token."""
+        self.scheduler.finish(request, status)
+        self._end(request, error)
+
+    def _end(self, request: Request, error: str) -> None:
+        del self.requests[request.request_id]
+        self._report(request, [], error)
+
+    def _report(self, request: Request, token_ids: list[int], error: str = "") -> None:
+        self._outputs.append(
+            RequestOutput(
+                request.request_id,
+                token_ids,
+                status=request.status.name,
+                error=error,
+                num_cached_tokens=request.num_cached_tokens,
+                queue_seconds=request.queue_seconds,
+            )
+        )
+
+    def _flush(self) -> None:
+        """Hand over what is new; after dispatch, so that stages do not wait for it."""
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._emit(outputs)
+
+    # ------------------------------------------------------------ failure and figures
+
+    def fail(self, error: str) -> None:
+        """The pipeline is gone: every live request ends with FINISHED_ERROR."""
+        for request in list(self.requests.values()):
+            self._finish(request, RequestStatus.FINISHED_ERROR, error)
+        self.in_flight.clear()
+        self._flush()
+
+    def _keep_times(self, result: BatchResult) -> None:
+        self.stage_times.append((result.batch, result.times))
+        if len(self._stage_busy) < len(result.times):
+            self._stage_busy = [0.0] * len(result.times)
+            self._stage_cpu = [0.0] * len(result.times)
+        for times in result.times:
+            self._stage_busy[times.stage] += times.finished - times.started
+            self._stage_cpu[times.stage] += times.cpu_seconds
+
+    def stats(self) -> CoreStats:
+        """Counters since the start, and where things stand now."""
+        scheduler = self.scheduler
+        pool = scheduler.kv_cache.pool
+        return CoreStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.queue),
+            num_blocks_used=pool.num_blocks - pool.num_free,
+            num_blocks=pool.num_blocks,
+            num_batches=scheduler.num_batches,
+            num_batches_in_flight=len(self.in_flight),
+            num_preemptions=scheduler.num_preemptions,
+            prefix_cache_queries=scheduler.kv_cache.num_queried_tokens,
+            prefix_cache_hits=scheduler.kv_cache.num_hit_tokens,
+            stage_busy_seconds=list(self._stage_busy),
+            stage_cpu_seconds=list(self._stage_cpu),
+            wall_seconds=self._clock() - self._started,
+        )

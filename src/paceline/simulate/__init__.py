@@ -1,0 +1,1 @@
+"""Pipelines without a model: the same engine core and scheduler, driven by a script."""
