@@ -95,9 +95,7 @@ class Request:
         "told",
     )
 
-    def __init__(
-        self, message: AddRequest, number: int, max_model_len: int, arrival_time: float = 0.0
-    ) -> None:
+    def __init__(self, message: AddRequest, number: int, max_model_len: int, arrival_time: float = 0.0) -> None:
         self.request_id = message.request_id
         self.number = number
         self.token_ids = list(message.prompt_token_ids)
@@ -107,9 +105,7 @@ class Request:
         ends = message.sampling.stop_token_ids
         self.stop_token_ids = frozenset(ends if message.sampling.ignore_eos else ends + message.eos_token_ids)
         limit = message.sampling.max_tokens
-        self.max_total_tokens = (
-            max_model_len if limit is None else min(max_model_len, self.num_prompt_tokens + limit)
-        )
+        self.max_total_tokens = max_model_len if limit is None else min(max_model_len, self.num_prompt_tokens + limit)
         self.priority = message.priority
         self.order = (message.priority, number)
         self.cache_salt = message.cache_salt

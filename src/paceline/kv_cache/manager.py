@@ -47,7 +47,7 @@ class KVCacheManager:
         return found
 
     def num_new_blocks(self, prefix: list[int], num_tokens: int) -> int:
-        """Free blocks that go when `num_tokens` positions start with this prefix: new ones, and free ones taken as hits."""
+        """Free blocks that go for `num_tokens` positions with this prefix: new ones, and free ones taken as hits."""
         taken = sum(1 for block in prefix if self.pool.is_free(block)) if prefix else 0
         return self.blocks_for(num_tokens) - len(prefix) + taken
 
@@ -99,9 +99,7 @@ class KVCacheManager:
 
         Returns the blocks that were forgotten; whoever holds one of them read content that is not to be trusted.
         """
-        filled = [
-            self.index.find(name) for name in request.block_hashes[max(request.num_trusted_blocks, 0) :]
-        ]
+        filled = [self.index.find(name) for name in request.block_hashes[max(request.num_trusted_blocks, 0) :]]
         return self.index.forget_with_descendants(block for block in filled if block is not None)
 
     def _block_name(self, request: Request, i: int) -> bytes:

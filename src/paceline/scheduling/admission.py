@@ -1,4 +1,4 @@
-"""Whether a request may join the RUNNING ones: blocks for all its known tokens, and a reserve for the others' growth."""
+"""Whether a request may join the RUNNING ones: blocks for its known tokens, and a reserve for the others' growth."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ class BlockReserve:
             end_blocks = self._future_blocks(request)
         else:
             end_blocks = cache.blocks_for(len(request.token_ids))
-        shared_in_use = cache.blocks_for(len(request.token_ids)) - cache.num_new_blocks(
-            prefix, len(request.token_ids)
-        )
+        shared_in_use = cache.blocks_for(len(request.token_ids)) - cache.num_new_blocks(prefix, len(request.token_ids))
         return end_blocks - shared_in_use + self._total <= cache.num_free
 
     def add(self, request: Request) -> None:

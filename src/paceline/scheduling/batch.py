@@ -14,9 +14,7 @@ class Reason(Enum):
     DRAINING_IN_FLIGHT = "DRAINING_IN_FLIGHT"  # preempted, its last batch not yet back
     GRAMMAR_PENDING = "GRAMMAR_PENDING"
     IN_FLIGHT = "IN_FLIGHT"  # its next token is on its way
-    PREEMPTED_THIS_STEP = (
-        "PREEMPTED_THIS_STEP"  # this call preempted it, or admits nobody because it preempted
-    )
+    PREEMPTED_THIS_STEP = "PREEMPTED_THIS_STEP"  # this call preempted it, or admits nobody because it preempted
     SEQ_LIMIT = "SEQ_LIMIT"
     TOKEN_BUDGET = "TOKEN_BUDGET"
     PACED = "PACED"  # the policy's grant is used up

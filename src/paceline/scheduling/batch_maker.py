@@ -1,8 +1,8 @@
 """One pass over the live requests that makes one micro-batch.
 
-Decodes first, least recently scheduled first; then prefill: RUNNING requests with more than their newest token to compute,
-PREEMPTED and WAITING ones together, by priority and arrival. Each request that is left out has its reason recorded at the
-branch that leaves it out.
+Decodes first, least recently scheduled first; then prefill: RUNNING requests with more than their newest token to
+compute, PREEMPTED and WAITING ones together, by priority and arrival. Each request that is left out has its reason
+recorded at the branch that leaves it out.
 """
 
 from __future__ import annotations
@@ -191,9 +191,7 @@ class BatchMaker:
 
     def _victim(self) -> Request | None:
         """The least important RUNNING request without a slice in this batch, which may be the requester itself."""
-        candidates = [
-            r for r in self.scheduler.running if r.recent_batch != self.number and not is_protected(r)
-        ]
+        candidates = [r for r in self.scheduler.running if r.recent_batch != self.number and not is_protected(r)]
         return max(candidates, key=_by_order, default=None)
 
     def _why_victim(self, request: Request) -> Reason:

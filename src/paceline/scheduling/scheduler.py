@@ -1,12 +1,12 @@
 """Decides what goes into the next micro-batch.
 
-One counter answers most questions. `num_scheduled_tokens` advances when a batch is made, `num_computed_tokens` when its
-result returns; a request needs `known - scheduled` tokens, and with 0 it is skipped: its next token is on its way.
+One counter answers most questions. `num_scheduled_tokens` advances when a batch is made, `num_computed_tokens` when
+its result returns; a request needs `known - scheduled` tokens, and with 0 it is skipped: its next token is on its way.
 So several chunks of one prompt may be in flight together, and a decode may not.
 
-`Scheduler` keeps the live requests in two places: `running` (they hold a seat and blocks) and `queue` (WAITING, PREEMPTED
-and WAITING_FOR_GRAMMAR, by priority and arrival). `schedule()` makes one batch in a pass over both, see `_BatchMaker`;
-everything else here moves a request along the arrows of its status.
+`Scheduler` keeps the live requests in two places: `running` (they hold a seat and blocks) and `queue` (WAITING,
+PREEMPTED and WAITING_FOR_GRAMMAR, by priority and arrival). `schedule()` makes one batch in a pass over both, see
+`BatchMaker`; everything else here moves a request along the arrows of its status.
 """
 
 from __future__ import annotations

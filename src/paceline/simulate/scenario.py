@@ -124,9 +124,7 @@ def _problems(scenario: Scenario) -> list[str]:
         if request.shares and (
             request.shares.other not in known or not 0 <= request.shares.tokens <= request.prompt_tokens
         ):
-            problems.append(
-                f"{request.id}: shares must name an earlier request, and no more tokens than the prompt"
-            )
+            problems.append(f"{request.id}: shares must name an earlier request, and no more tokens than the prompt")
         known.add(request.id)
     return problems
 
@@ -222,9 +220,7 @@ def run_scenario(scenario: Scenario) -> ScenarioReport:
         scheduling_policy="priority" if scenario.scheduling_policy == "priority" else "fcfs",
         pacing=scenario.pacing,
     )
-    core = EngineCore(
-        options, script, script, emit, on_batch=on_batch, clock=lambda: 0.0, hash_key=b"scenario"
-    )
+    core = EngineCore(options, script, script, emit, on_batch=on_batch, clock=lambda: 0.0, hash_key=b"scenario")
     while core.has_unfinished or core.in_flight or not script.exhausted:
         core.step()
     in_order = {request.id: final[request.id] for request in scenario.requests if request.id in final}

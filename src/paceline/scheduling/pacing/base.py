@@ -30,9 +30,7 @@ class PacingPolicy(ABC):
     """Decides how much work the next batch may take; the scheduler decides whose."""
 
     @abstractmethod
-    def grant(
-        self, decodes: Sequence[Request], running: Collection[Request], pending: Sequence[Request]
-    ) -> Grant:
+    def grant(self, decodes: Sequence[Request], running: Collection[Request], pending: Sequence[Request]) -> Grant:
         """Grant work for the batch that is about to be made.
 
         Args:

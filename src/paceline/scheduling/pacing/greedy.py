@@ -24,7 +24,5 @@ class Greedy(PacingPolicy):
 
     _everything = _Everything()
 
-    def grant(
-        self, decodes: Sequence[Request], running: Collection[Request], pending: Sequence[Request]
-    ) -> Grant:
+    def grant(self, decodes: Sequence[Request], running: Collection[Request], pending: Sequence[Request]) -> Grant:
         return self._everything
