@@ -1,0 +1,207 @@
+"""Every option of Paceline, declared once.
+
+A field of :class:`EngineConfig` or :class:`ServerConfig` *is* the declaration: its name gives the flag
+(``--max-num-seqs``), the environment variable (``PACELINE_MAX_NUM_SEQS``) and the YAML key; its type, bounds
+and choices are checked whenever a config is made, wherever the values came from. ``paceline.cli.options``
+layers the sources (flag > environment > YAML > default); ``docs/options.md`` is made from the same table.
+
+Configs are frozen and travel to child processes as JSON (:func:`to_json`, :func:`from_json`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from paceline.errors import ConfigError
+from paceline.option_table import check_all, option
+
+C = TypeVar("C")
+
+
+def to_json(config: Any) -> bytes:
+    """The whole config as one JSON object."""
+    return msgspec.json.encode(config)
+
+
+def from_json(data: bytes, cls: type[C]) -> C:
+    """The config that :func:`to_json` wrote, checked again."""
+    return msgspec.json.decode(data, type=cls, strict=True)
+
+
+MODEL, PIPELINE, SCHEDULER, CACHE = "Model", "Pipeline", "Scheduler", "KV cache"
+SERVER, API, LOGGING = "Server", "API", "Logging"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What the engine needs to know: model, pipeline, scheduler, KV cache."""
+
+    model: str | None = option(
+        None, MODEL, "Folder, .gguf file, known name or Hugging Face id. Not given: SmolLM2-135M-Instruct."
+    )
+    tokenizer: str | None = option(None, MODEL, "Folder or .gguf file of the tokenizer. Not given: the model's own.")
+    revision: str | None = option(None, MODEL, "Branch, tag or commit on the Hugging Face hub.")
+    served_model_name: tuple[str, ...] = option(
+        (), MODEL, "Names under which clients know the model; the first is used in answers."
+    )
+    download_dir: str | None = option(None, MODEL, "Where downloads go. Not given: the user's cache folder.")
+    offline: bool = option(False, MODEL, "Never use the network to find a model.")
+    load_format: str = option(
+        "auto",
+        MODEL,
+        "Format of the weights; dummy: random weights.",
+        choices=("auto", "safetensors", "gguf", "dummy"),
+    )
+    dtype: str = option(
+        "auto",
+        MODEL,
+        "Type of weights and activations; auto: the fastest here.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    seed: int = option(0, MODEL, "Seed of random weights (--load-format dummy).", low=0, high=2**63 - 1)
+    max_model_len: int | None = option(
+        None, MODEL, "Most tokens of prompt and output together. Not given: the model's limit.", low=2
+    )
+    device: str = option("cpu", MODEL, "Where the layers run.", choices=("cpu", "cuda"))
+
+    pipeline_parallel_size: int = option(
+        1,
+        PIPELINE,
+        "Number of stages: the layers are split over as many processes.",
+        low=1,
+        high=1024,
+        short="-pp",
+    )
+    pipeline: str = option(
+        "auto",
+        PIPELINE,
+        "inline: all stages in one process; processes: one process per stage (auto).",
+        choices=("auto", "inline", "processes"),
+    )
+    layer_split: str = option(
+        "auto",
+        PIPELINE,
+        "Layers per stage, such as 18,12; auto balances the work, embedding and head included.",
+    )
+    threads_per_stage: int = option(
+        0, PIPELINE, "Threads of each stage; 0: processor cores ÷ stages.", low=0, high=4096
+    )
+    pin_threads: bool = option(True, PIPELINE, "Keep each stage on its own cores.")
+
+    max_num_seqs: int = option(256, SCHEDULER, "Most requests RUNNING at once, over all batches.", low=1, high=65536)
+    max_num_batched_tokens: int = option(512, SCHEDULER, "Most tokens in one batch (micro-batch).", low=1, high=2**20)
+    enable_chunked_prefill: bool = option(True, SCHEDULER, "Let a long prompt go through in several chunks.")
+    scheduling_policy: str = option(
+        "fcfs",
+        SCHEDULER,
+        "fcfs: in order of arrival; priority: lowest priority number first.",
+        choices=("fcfs", "priority"),
+    )
+    pacing: str = option(
+        "greedy",
+        SCHEDULER,
+        "How much work goes into each batch; greedy fills it.",
+        choices=("greedy", "throttle", "paced"),
+    )
+    max_num_queued_reqs: int = option(
+        1024,
+        SCHEDULER,
+        "Most unfinished requests that are not RUNNING; more are answered 429.",
+        low=1,
+        high=2**20,
+    )
+
+    block_size: int = option(16, CACHE, "Tokens per KV cache block.", low=1, high=1024)
+    num_blocks: int | None = option(
+        None, CACHE, "KV cache blocks. Not given: as many as the memory allows.", low=1, high=2**31 - 1
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None, CACHE, "Bytes of KV cache per stage, such as 2G. Not given: from free memory.", low=1
+    )
+    memory_utilization: float = option(
+        0.6, CACHE, "Part of the free memory that the KV cache may take.", low=0.01, high=1.0
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        CACHE,
+        "Type of keys and values in the cache; auto: the same as --dtype.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    enable_prefix_caching: bool = option(True, CACHE, "Share the blocks of equal prompt beginnings.")
+
+    def __post_init__(self) -> None:
+        check_all(self)
+        if self.pacing != "greedy":
+            raise ConfigError("pacing", self.pacing, "is not available yet", "Use --pacing greedy.")
+        if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
+            raise ConfigError(
+                "num_blocks",
+                self.num_blocks,
+                "is given together with --kv-cache-memory-bytes",
+                "Give only one of them.",
+            )
+        self._check_layer_split()
+
+    def _check_layer_split(self) -> None:
+        if self.layer_split == "auto":
+            return
+        parts = self.layer_split.split(",")
+        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+            raise ConfigError(
+                "layer_split",
+                self.layer_split,
+                "is no list of layer counts",
+                "Use auto, or counts such as 18,12.",
+            )
+        if len(parts) != self.pipeline_parallel_size:
+            raise ConfigError(
+                "layer_split",
+                self.layer_split,
+                f"has {len(parts)} part(s), but there are {self.pipeline_parallel_size} stage(s)",
+                f"Give {self.pipeline_parallel_size} counts, or set --pipeline-parallel-size {len(parts)}.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What only the HTTP server needs to know; never leaves its process."""
+
+    host: str = option("127.0.0.1", SERVER, "Address to listen on; 0.0.0.0 is every network of this machine.")
+    port: int = option(8000, SERVER, "Port to listen on; 0: any free one.", low=0, high=65535)
+    api_key: tuple[str, ...] = option(
+        (),
+        SERVER,
+        "Keys that clients must send; prefer PACELINE_API_KEY (comma-separated): flags are visible.",
+        secret=True,
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (), SERVER, "Host headers to accept. Not given: local names when listening locally, else any."
+    )
+    max_request_bytes: int = option(8 * 2**20, SERVER, "Largest request body.", low=1024, high=2**30)
+    shutdown_timeout: float = option(
+        30.0, SERVER, "Seconds that running requests may go on after SIGTERM.", low=0, high=86400
+    )
+
+    chat_template: str | None = option(None, API, "File with a chat template to use instead of the model's own.")
+    generation_config: str = option(
+        "auto", API, "auto: the model's own sampling defaults; vllm: OpenAI's.", choices=("auto", "vllm")
+    )
+    enable_force_include_usage: bool = option(False, API, "Send usage in every stream, asked for or not.")
+    enable_request_id_headers: bool = option(False, API, "Add an X-Request-Id header to every answer.")
+
+    log_stats_interval: float = option(
+        10.0, LOGGING, "Seconds between lines about throughput while working; 0: none.", low=0, high=86400
+    )
+    enable_log_requests: bool = option(False, LOGGING, "Log one line when a request arrives and ends (no prompts).")
+    uvicorn_log_level: str = option(
+        "warning",
+        LOGGING,
+        "Log level of the HTTP layer; info logs each HTTP request.",
+        choices=("critical", "error", "warning", "info", "debug", "trace"),
+    )
+
+    def __post_init__(self) -> None:
+        check_all(self)
