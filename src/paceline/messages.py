@@ -7,7 +7,8 @@ Three conversations use them:
 * stage to next stage: an :class:`ActivationHeader` followed by raw tensor bytes.
 
 Plans are deltas: a stage is told of a request once (``Plan.new_requests``), then only of the new
-blocks and tokens of each slice, until ``Plan.released`` names it.
+blocks and tokens of each slice, until ``Plan.released`` names it. The structs made per token hold no cycles and are kept from the
+garbage collector (`gc=False`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from paceline.sampling_params import SamplingParams
 # ---------------------------------------------------------------- engine core -> stages
 
 
-class NewRequest(msgspec.Struct, frozen=True, array_like=True):
+class NewRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tells the stages of a request, once, in the first plan that has a slice of it."""
 
     request: int
@@ -29,7 +30,7 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True):
     eos_token_ids: tuple[int, ...]
 
 
-class Slice(msgspec.Struct, frozen=True, array_like=True):
+class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request's part in a batch: positions [start, start + len(token_ids))."""
 
     request: int  # the core's own number, never reused while the engine lives
@@ -62,7 +63,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 # ---------------------------------------------------------------- stages -> engine core
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log probabilities at one output position, most likely alternative first.
 
     `token` is the sampled token's own; `rank` its 1-based rank in the whole vocabulary.
@@ -75,7 +76,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[float]
 
 
-class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The outcome of one slice that samples."""
 
     request: int
@@ -85,7 +86,7 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
 
 
-class StageTimes(msgspec.Struct, frozen=True, array_like=True):
+class StageTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When one stage worked on one batch: seconds of that host's monotonic clock.
 
     A stage is busy from `started` (plan and activations in hand) to `finished` (output handed over).
@@ -153,7 +154,7 @@ ToCore = AddRequest | AbortRequests | FinishRequest | Shutdown
 # ---------------------------------------------------------------- engine core -> front end
 
 
-class RequestOutput(msgspec.Struct, array_like=True):
+class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     """New tokens of one request, and its end when it has ended."""
 
     request_id: str

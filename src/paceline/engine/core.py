@@ -122,9 +122,9 @@ class EngineCore:
         self.pipeline.submit(batch.plan)
         if batch.plan.new_requests:
             now = self._clock()
-            for entry in batch.entries:
-                if entry.request.queue_seconds < 0:
-                    entry.request.queue_seconds = now - entry.request.arrival_time
+            for request in batch.requests:
+                if request.queue_seconds < 0:
+                    request.queue_seconds = now - request.arrival_time
         if self._on_batch is not None:
             self._on_batch(batch)
         return True
@@ -192,13 +192,11 @@ class EngineCore:
         batch = self.in_flight.popleft()
         self._keep_times(result)
         tokens = iter(result.tokens)
-        for entry in batch.entries:
-            request = entry.request
+        for request, slice_, life in zip(batch.requests, batch.plan.slices, batch.lives, strict=True):
             request.num_in_flight -= 1
-            slice_ = entry.slice
             live = slice_.generation == request.generation
-            if live and entry.life == request.life:
-                request.num_computed_tokens = slice_.end
+            if live and life == request.life:
+                request.num_computed_tokens = slice_.start + len(slice_.token_ids)
             if slice_.samples:
                 token = next(tokens)
                 if live:
@@ -212,21 +210,26 @@ class EngineCore:
             return
         request.token_ids.append(token.token_id)
         logprobs = None if token.logprobs is None else [token.logprobs]
-        output = RequestOutput(
-            request.request_id,
-            [token.token_id],
-            logprobs,
-            num_cached_tokens=request.num_cached_tokens,
-            queue_seconds=request.queue_seconds,
-        )
         if token.token_id in request.stop_token_ids:
-            output.status = RequestStatus.FINISHED_STOPPED.name
-            output.stop_token_id = token.token_id
+            status, stop_token_id = RequestStatus.FINISHED_STOPPED, token.token_id
         elif len(request.token_ids) >= request.max_total_tokens:
-            output.status = RequestStatus.FINISHED_LENGTH.name
-        self._outputs.append(output)
-        if output.status:
-            self.scheduler.finish(request, RequestStatus[output.status])
+            status, stop_token_id = RequestStatus.FINISHED_LENGTH, None
+        else:
+            status, stop_token_id = None, None
+        self._outputs.append(
+            RequestOutput(
+                request.request_id,
+                [token.token_id],
+                logprobs,
+                "" if status is None else status.name,
+                stop_token_id,
+                "",
+                request.num_cached_tokens,
+                request.queue_seconds,
+            )
+        )
+        if status is not None:
+            self.scheduler.finish(request, status)
             del self.requests[request.request_id]
 
     def _finish(self, request: Request, status: RequestStatus, error: str = "") -> None:

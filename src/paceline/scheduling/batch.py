@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from paceline.messages import Plan, Slice
+from paceline.messages import Plan
 from paceline.request import Request
 
 
@@ -24,25 +24,22 @@ class Reason(Enum):
     __hash__ = object.__hash__
 
 
-class Entry:
-    """One slice of a batch with the request it belongs to, and the life in which it was scheduled."""
-
-    __slots__ = ("life", "request", "slice")
-
-    def __init__(self, request: Request, slice_: Slice) -> None:
-        self.request = request
-        self.slice = slice_
-        self.life = request.life
-
-
 class Batch:
-    """A dispatched plan, the requests behind its slices, and the reasons of the live requests that have none."""
+    """A dispatched plan, and the reasons of the live requests that have no slice in it.
 
-    __slots__ = ("entries", "plan", "why_not")
+    Attributes:
+        plan: what the stages execute.
+        requests: the request behind each of `plan.slices`.
+        lives: the life of each of those requests when the slice was made.
+        why_not: why each live request that has no slice has none.
+    """
 
-    def __init__(self, plan: Plan, entries: list[Entry], why_not: dict[Request, Reason]) -> None:
+    __slots__ = ("lives", "plan", "requests", "why_not")
+
+    def __init__(self, plan: Plan, requests: list[Request], lives: list[int], why_not: dict[Request, Reason]) -> None:
         self.plan = plan
-        self.entries = entries
+        self.requests = requests
+        self.lives = lives
         self.why_not = why_not
 
     @property

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from paceline.messages import NewRequest, Plan, Slice
 from paceline.request import Request, RequestStatus
 from paceline.scheduling.admission import BlockReserve, is_protected
-from paceline.scheduling.batch import Batch, Entry, Reason
+from paceline.scheduling.batch import Batch, Reason
 
 if TYPE_CHECKING:
     from paceline.scheduling.scheduler import Scheduler
+
+NO_BLOCKS: list[int] = []  # shared by all slices that bring none; nobody changes a slice
 
 _by_order = attrgetter("order")
 _by_recency = attrgetter("recent_batch", "number")
@@ -36,7 +38,9 @@ class BatchMaker:
         self.nothing_in_flight = nothing_in_flight
         self.budget = scheduler.options.max_num_batched_tokens
         self.number = scheduler.num_batches
-        self.entries: list[Entry] = []
+        self.slices: list[Slice] = []
+        self.requests: list[Request] = []
+        self.lives: list[int] = []
         self.new_requests: list[NewRequest] = []
         self.why_not: dict[Request, Reason] = {}
         self.preempted = False
@@ -63,32 +67,49 @@ class BatchMaker:
         self._decodes(decodes)
         if chunks or scheduler.queue:
             self._prefill(chunks)
-        if not self.entries:
+        if not self.slices:
             return None
-        plan = Plan(
-            scheduler.epoch,
-            self.number,
-            [entry.slice for entry in self.entries],
-            self.new_requests,
-            scheduler.take_released(),
-        )
+        plan = Plan(scheduler.epoch, self.number, self.slices, self.new_requests, scheduler.take_released())
         scheduler.num_batches += 1
-        return Batch(plan, self.entries, why_not)
+        return Batch(plan, self.requests, self.lives, why_not)
 
     # ------------------------------------------------------------ decodes
 
     def _decodes(self, decodes: list[Request]) -> None:
-        block_size = self.options.block_size
         granted = self.grant.num_decodes
+        block_size = self.options.block_size
         for i, request in enumerate(decodes):
             if request.status is not RequestStatus.RUNNING:
                 continue  # was made a victim for one before it
             if self.budget == 0:
                 self.why_not[request] = Reason.TOKEN_BUDGET
-            elif i >= granted and not (self.nothing_in_flight and not self.entries):
+            elif i >= granted and not (self.nothing_in_flight and not self.slices):
                 self.why_not[request] = Reason.PACED
-            elif request.num_scheduled_tokens < len(request.blocks) * block_size or self._make_room(request):
+            elif request.num_scheduled_tokens % block_size not in (0, block_size - 1) and request.told:
+                self._schedule_within_block(request)
+            elif self._make_room(request):
                 self._schedule(request, 1)
+
+    def _schedule_within_block(self, request: Request) -> None:
+        """What `_schedule` comes to for a decode that neither needs a block nor fills one: most of all slices."""
+        start = request.num_scheduled_tokens
+        self.slices.append(
+            Slice(
+                request.number,
+                request.generation,
+                start,
+                [request.token_ids[start]],
+                True,
+                request.num_told_blocks,
+                NO_BLOCKS,
+            )
+        )
+        self.requests.append(request)
+        self.lives.append(request.life)
+        request.num_scheduled_tokens = start + 1
+        request.num_in_flight += 1
+        request.recent_batch = self.number
+        self.budget -= 1
 
     # ------------------------------------------------------------ prefill and admission
 
@@ -124,7 +145,7 @@ class BatchMaker:
     def _granted(self, request: Request, wanted: int) -> int:
         """What the policy lets through; the first work of an empty pipeline is at least a block's worth."""
         granted = self.grant.chunk(request, wanted)
-        if granted < wanted and self.nothing_in_flight and not self.entries:
+        if granted < wanted and self.nothing_in_flight and not self.slices:
             whole = not self.options.enable_chunked_prefill and request.status is RequestStatus.WAITING
             return wanted if whole else max(granted, min(wanted, self.options.block_size))
         return granted
@@ -212,11 +233,13 @@ class BatchMaker:
                 self.reserve.took(len(request.blocks) - before)
         told = request.num_told_blocks
         blocks = request.blocks
-        new_blocks = blocks[told:] if told < len(blocks) else []
+        new_blocks = blocks[told:] if told < len(blocks) else NO_BLOCKS
         slice_ = Slice(
             request.number, request.generation, start, tokens[start:end], end == len(tokens), told, new_blocks
         )
-        self.entries.append(Entry(request, slice_))
+        self.slices.append(slice_)
+        self.requests.append(request)
+        self.lives.append(request.life)
         if not request.told:
             self._tell(request)
         request.num_told_blocks = len(blocks)

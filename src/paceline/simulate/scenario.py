@@ -196,7 +196,7 @@ def run_scenario(scenario: Scenario) -> ScenarioReport:
         batches.append(
             BatchReport(
                 batch.number,
-                {e.request.request_id: (e.slice.start, e.slice.end) for e in batch.entries},
+                {r.request_id: (s.start, s.end) for r, s in zip(batch.requests, batch.plan.slices, strict=True)},
                 {request_id: request.status.name for request_id, request in core.requests.items()},
                 {request.request_id: reason.name for request, reason in batch.why_not.items()},
             )
