@@ -1,0 +1,279 @@
+"""Runs the real engine core over the fake pipeline and checks every invariant of the scheduling contract on the way."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from paceline.engine.core import EngineCore
+from paceline.messages import AbortRequests, AddRequest, FinishRequest, RequestOutput, Slice, ToCore
+from paceline.request import FINISHED, Request, RequestStatus
+from paceline.sampling_params import SamplingParams
+from paceline.scheduling import Batch, Reason, SchedulerOptions
+from tests.engine.fake_pipeline import STOP_TOKEN, FakePipeline, oracle
+
+MAX_STEPS = 4000
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of a scenario; moments are engine steps."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int | None
+    priority: int = 0
+    at_step: int = 0
+    abort_at: int | None = None
+    stop_text_at: int | None = None  # the detokenizer finds a stop string in this output token
+    timeout: float | None = None
+    salt: str = ""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    options: SchedulerOptions
+    arrivals: list[Arrival]
+    interleaving: int
+    fault_rate: float = 0.0
+
+
+def scenarios(*, faults: bool = False, few_blocks: bool | None = None) -> st.SearchStrategy[Scenario]:
+    """Random options and arrivals: dense in what is hard, so drawn from a seed rather than shrinkable parts."""
+    return st.integers(0, 2**32).map(lambda seed: make_scenario(seed, faults=faults, few_blocks=few_blocks))
+
+
+def make_scenario(seed: int, *, faults: bool = False, few_blocks: bool | None = None) -> Scenario:
+    """Prompts share prefixes, and the blocks often suffice for less than two requests at full length."""
+    rng = random.Random(seed)
+    block_size = rng.randint(1, 4)
+    length = rng.randint(8, 36)
+    tight = rng.random() < 0.5 if few_blocks is None else few_blocks
+    per_request = -(-length // block_size)
+    num_blocks = int(per_request * (rng.uniform(1, 2.5) if tight else rng.uniform(4, 10)))
+    options = SchedulerOptions(
+        depth=rng.randint(1, 8),
+        max_num_seqs=rng.randint(2, 8),
+        max_num_batched_tokens=rng.choice([1, 2, 3, 4, 6, 8, 12, 16, 24, 64]),
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=min(num_blocks * block_size, length),
+        enable_chunked_prefill=rng.random() < 0.7,
+        enable_prefix_caching=rng.random() < 0.6,
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
+    )
+    stem = tuple(rng.randint(1, 5) for _ in range(length))
+    spread = rng.choice([0, 5, 40])
+
+    def rarely(value: int | float) -> int | float | None:
+        return value if rng.random() < 0.15 else None
+
+    arrivals = []
+    for _ in range(rng.randint(2, 9)):
+        shared = rng.choice([0, rng.randint(0, length // 2)])
+        own = tuple(rng.randint(1, 5) for _ in range(rng.randint(1, max(1, length // 3))))
+        arrivals.append(
+            Arrival(
+                prompt=stem[:shared] + own,
+                max_tokens=rng.choice([None, None, rng.randint(1, length)]),
+                priority=rng.randint(0, 3),
+                at_step=rng.randint(0, spread),
+                abort_at=rarely(rng.randint(0, 60)),  # type: ignore[arg-type]
+                stop_text_at=rarely(rng.randint(1, 8)),  # type: ignore[arg-type]
+                timeout=rarely(rng.uniform(0.5, 60)),
+                salt=rng.choice(["", "", "", "pepper"]),
+            )
+        )
+    return Scenario(options, arrivals, rng.getrandbits(32), rng.choice([0.02, 0.1]) if faults else 0.0)
+
+
+@dataclass
+class Observed:
+    """What the front end saw of one request."""
+
+    arrival: Arrival
+    tokens: list[int] = field(default_factory=list)
+    status: str = ""
+    told_to_finish: bool = False
+
+
+class Harness:
+    """One run of a scenario. `check=False` leaves the invariants to the comparison of the outputs alone."""
+
+    def __init__(self, scenario: Scenario, *, drop_stale_rows: bool = False) -> None:
+        self.scenario = scenario
+        self.options = scenario.options
+        self.now = 0.0
+        self.mail: list[ToCore] = []
+        self.seen: dict[str, Observed] = {}
+        self.num_hits = 0
+        self.reasons: set[Reason] = set()
+        self.slices: dict[tuple[int, int, int], list[Slice]] = {}
+        self.passed_over: Counter[Request] = Counter()
+        drop = self._is_stale if drop_stale_rows else None
+        self.pipeline = FakePipeline(
+            self.options.depth,
+            self.options.block_size,
+            random.Random(scenario.interleaving),
+            fault_rate=scenario.fault_rate,
+            drop=drop,
+        )
+        self.core = EngineCore(
+            self.options, self.pipeline, self, self._emit, on_batch=self._on_batch, clock=lambda: self.now
+        )
+
+    def run(self) -> Harness:
+        arrivals = sorted(enumerate(self.scenario.arrivals), key=lambda item: item[1].at_step)
+        for step in range(MAX_STEPS):
+            self.now += 1.0
+            while arrivals and arrivals[0][1].at_step <= step:
+                self._arrive(*arrivals.pop(0))
+            for request_id, observed in self.seen.items():
+                if observed.arrival.abort_at == step:
+                    self.mail.append(AbortRequests([request_id]))
+            self.core.step()
+            self._check_state()
+            if not (arrivals or self.mail or self.core.has_unfinished or self.core.in_flight):
+                break
+        else:
+            raise AssertionError(f"still unfinished after {MAX_STEPS} steps: {self.core.requests}")
+        self._check_end()
+        return self
+
+    # ------------------------------------------------------------ the front end's part
+
+    def drain(self) -> list[ToCore]:
+        mail, self.mail = self.mail, []
+        return mail
+
+    def _arrive(self, number: int, arrival: Arrival) -> None:
+        request_id = f"r{number}"
+        self.seen[request_id] = Observed(arrival)
+        sampling = SamplingParams(seed=number, max_tokens=arrival.max_tokens, stop_token_ids=(STOP_TOKEN,))
+        self.mail.append(
+            AddRequest(
+                request_id,
+                list(arrival.prompt),
+                sampling,
+                priority=arrival.priority,
+                cache_salt=arrival.salt,
+                timeout=arrival.timeout,
+            )
+        )
+
+    def _emit(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            observed = self.seen[output.request_id]
+            assert not observed.status, "S9: something was delivered after the end"
+            observed.tokens += output.token_ids
+            observed.status = output.status
+            at = observed.arrival.stop_text_at
+            if at is not None and len(observed.tokens) >= at and not observed.told_to_finish and not output.status:
+                observed.told_to_finish = True
+                self.mail.append(FinishRequest(output.request_id, at))
+
+    # ------------------------------------------------------------ checks
+
+    def _is_stale(self, slice_: Slice) -> bool:
+        live = {r.number: r for r in self.core.requests.values()}
+        return slice_.request not in live or live[slice_.request].status is RequestStatus.PREEMPTED
+
+    def _on_batch(self, batch: Batch) -> None:
+        options, core = self.options, self.core
+        slices = batch.plan.slices
+        assert sum(s.num_tokens for s in slices) <= options.max_num_batched_tokens, "S4: budget"
+        assert len(core.in_flight) <= options.depth, "S4: depth"
+        assert [b.number for b in core.in_flight] == list(
+            range(batch.number - len(core.in_flight) + 1, batch.number + 1)
+        ), "S6"
+        members = set(batch.requests)
+        assert len(members) == len(slices), "a request has two slices in one batch"
+        assert members | set(batch.why_not) == set(core.requests.values()), (
+            "every live request is in it or has a reason"
+        )
+        assert members.isdisjoint(batch.why_not), "in it, and yet with a reason why not"
+        for earlier in list(core.in_flight)[:-1]:
+            for request, slice_, life in zip(earlier.requests, earlier.plan.slices, earlier.lives, strict=True):
+                if request in members and slice_.generation == request.generation:
+                    assert life == request.life and not slice_.samples, "S2"
+        for request, slice_ in zip(batch.requests, slices, strict=True):
+            assert request.status is RequestStatus.RUNNING, "S3"
+            key = (request.number, request.generation, request.life)
+            before = self.slices.setdefault(key, [])
+            first = before[-1].end if before else slice_.start
+            assert slice_.start == first, "S1: positions follow each other, each once"
+            assert before or slice_.start % options.block_size == 0, "a prefix is made of full blocks"
+            self.num_hits += 0 if before else slice_.start
+            before.append(slice_)
+        self.reasons.update(batch.why_not.values())
+        self._check_reasons(batch)
+        self._check_waiting_decodes(batch)
+
+    def _check_reasons(self, batch: Batch) -> None:
+        for request, reason in batch.why_not.items():
+            needed = request.num_known_tokens - request.num_scheduled_tokens
+            if reason is Reason.IN_FLIGHT:
+                assert request.status is RequestStatus.RUNNING
+                assert needed == 0
+                assert request.num_in_flight > 0
+            elif reason is Reason.DRAINING_IN_FLIGHT:
+                assert request.status is RequestStatus.PREEMPTED
+                assert request.num_in_flight > 0
+            elif reason in (Reason.SEQ_LIMIT, Reason.BEHIND_HEAD, Reason.PREEMPTED_THIS_STEP):
+                assert request.status is not RequestStatus.RUNNING
+            else:
+                assert needed > 0
+
+    def _check_waiting_decodes(self, batch: Batch) -> None:
+        """S7: under fcfs no decode that could be scheduled is passed over for long."""
+        running = self.core.scheduler.running
+        for request in batch.requests:
+            self.passed_over[request] = 0
+        for request in running:
+            if request.num_known_tokens - request.num_scheduled_tokens == 1 and request in batch.why_not:
+                self.passed_over[request] += 1
+        if self.options.scheduling_policy == "fcfs":
+            bound = -(-len(running) // self.options.max_num_batched_tokens) + self.options.depth
+            for request in running:
+                assert self.passed_over[request] <= bound, f"S7: {request} waits too long"
+
+    def _check_state(self) -> None:
+        scheduler = self.core.scheduler
+        live = set(self.core.requests.values())
+        assert set(scheduler.running) | set(scheduler.queue) == live, "S3"
+        assert len(scheduler.running) + len(scheduler.queue) == len(live), "S3"
+        assert all(r.status is RequestStatus.RUNNING for r in scheduler.running), "S3"
+        waiting = {RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.WAITING_FOR_GRAMMAR}
+        assert all(r.status in waiting for r in scheduler.queue), "S3"
+        assert len(scheduler.running) <= self.options.max_num_seqs, "S4: seats"
+        held = Counter(block for request in live for block in request.blocks)
+        pool = scheduler.kv_cache.pool
+        assert [held[block] for block in range(pool.num_blocks)] == pool.references, "S5"
+        assert pool.num_free == pool.references.count(0), "S5"
+        for request in live:
+            assert len(set(request.blocks)) == len(request.blocks), "S5: a block twice in one table"
+            assert request.num_computed_tokens <= request.num_scheduled_tokens <= request.num_known_tokens
+
+    def _check_end(self) -> None:
+        assert self.core.scheduler.kv_cache.num_free == self.options.num_blocks, "S5: all free when idle"
+        for number, arrival in enumerate(self.scenario.arrivals):
+            observed = self.seen[f"r{number}"]
+            status = RequestStatus[observed.status]
+            assert status in FINISHED, "S7"
+            if status is RequestStatus.FINISHED_REFUSED:
+                too_long = len(arrival.prompt) >= self.options.max_model_len
+                unchunked = not self.options.enable_chunked_prefill
+                assert too_long or not arrival.prompt or unchunked
+                continue
+            limit = self.options.max_model_len
+            if arrival.max_tokens is not None:
+                limit = min(limit, len(arrival.prompt) + arrival.max_tokens)
+            expected = oracle(arrival.prompt, number, limit)
+            assert tuple(observed.tokens) == expected[: len(observed.tokens)], "S8"
+            if not observed.told_to_finish and status in (
+                RequestStatus.FINISHED_STOPPED,
+                RequestStatus.FINISHED_LENGTH,
+            ):
+                assert len(observed.tokens) == len(expected), "S8: it ended early"

@@ -1,0 +1,112 @@
+"""The invariants S1 to S9 of the scheduling contract, over random scenarios on the real engine core."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from paceline.kv_cache.block_pool import BlockPool
+from paceline.request import Request
+from paceline.scheduling import Reason
+from paceline.scheduling.admission import PROTECTED_AFTER
+from paceline.scheduling.batch_maker import BatchMaker
+from tests.engine.harness import Harness, Scenario, make_scenario, scenarios
+
+SETTINGS = settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@SETTINGS
+@given(scenarios())
+def test_invariants_hold(scenario: Scenario) -> None:
+    Harness(scenario).run()
+
+
+@SETTINGS
+@given(scenarios(few_blocks=True))
+def test_invariants_hold_when_blocks_are_few(scenario: Scenario) -> None:
+    Harness(scenario).run()
+
+
+@SETTINGS
+@given(scenarios(faults=True))
+def test_a_row_that_fails_harms_no_other(scenario: Scenario) -> None:
+    Harness(scenario).run()
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(scenarios())
+def test_outputs_do_not_depend_on_the_schedule(scenario: Scenario) -> None:
+    """S8 once more, directly: depth, budget and caching change nothing of what comes out."""
+    arrivals = [dataclasses.replace(a, abort_at=None, stop_text_at=None, timeout=None) for a in scenario.arrivals]
+    outputs = []
+    for depth, budget, caching in ((1, 64, False), (8, 3, True), (3, 16, True)):
+        options = msgspec.structs.replace(
+            scenario.options,
+            depth=depth,
+            max_num_batched_tokens=budget,
+            enable_prefix_caching=caching,
+            enable_chunked_prefill=True,
+        )
+        harness = Harness(Scenario(options, arrivals, scenario.interleaving)).run()
+        outputs.append([seen.tokens for seen in harness.seen.values()])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def _fails(few_blocks: bool | None = None, **harness: bool) -> None:
+    """Some scenario makes the harness fail."""
+
+    @settings(
+        max_examples=600,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(scenarios(few_blocks=few_blocks))
+    def run(scenario: Scenario) -> None:
+        Harness(scenario, **harness).run()
+
+    with pytest.raises((Exception, ExceptionGroup)):
+        run()
+
+
+def test_the_harness_catches_a_victim_inside_the_batch_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def latest(maker: BatchMaker) -> Request | None:
+        return max(maker.scheduler.running, key=lambda r: r.order, default=None)
+
+    monkeypatch.setattr(BatchMaker, "_victim", latest)
+    _fails(few_blocks=True)
+
+
+def test_the_harness_catches_blocks_freed_while_others_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def release_for_all(pool: BlockPool, blocks: list[int]) -> None:
+        for block in blocks:
+            pool.references[block] = 0
+            pool._free[block] = None
+
+    monkeypatch.setattr(BlockPool, "release", release_for_all)
+    _fails()
+
+
+def test_the_harness_catches_a_dropped_row() -> None:
+    _fails(drop_stale_rows=True)
+
+
+def test_what_the_properties_rely_on_really_happens() -> None:
+    """Preemptions, prefix hits, protected requests and every reason occur in scenarios of the kind that is generated."""
+    preemptions = hits = protected = 0
+    reasons: set[Reason] = set()
+    for seed in range(400):
+        harness = Harness(make_scenario(seed, few_blocks=seed % 2 == 0)).run()
+        preemptions += harness.core.scheduler.num_preemptions
+        hits += harness.num_hits
+        protected += any(life >= PROTECTED_AFTER for _, _, life in harness.slices)
+        reasons |= harness.reasons
+    assert preemptions > 100
+    assert hits > 100
+    assert protected > 0
+    assert reasons == set(Reason) - {Reason.GRAMMAR_PENDING, Reason.PACED}
