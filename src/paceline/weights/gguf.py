@@ -1,0 +1,95 @@
+"""GGUF files as a source of weights: any type that the `gguf` package can dequantise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, dequantize
+
+from paceline.errors import ModelError
+from paceline.models.architectures import gguf_names, spec_from_gguf
+from paceline.models.spec import ModelSpec
+from paceline.weights.gguf_header import GGUFTensor, read_gguf_header
+
+if TYPE_CHECKING:
+    import torch
+
+ROPE_FACTORS = "rope_freqs.weight"
+CHUNK_ELEMENTS = 1 << 22  # dequantised at a time, so that the temporary arrays stay small
+
+_PLAIN = {
+    GGMLQuantizationType.F32: np.dtype("<f4"),
+    GGMLQuantizationType.F16: np.dtype("<f2"),
+    GGMLQuantizationType.F64: np.dtype("<f8"),
+}
+
+
+class GGUFCheckpoint:
+    """Implements :class:`paceline.weights.checkpoint.Checkpoint` over one .gguf file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        header = read_gguf_header(path)
+        self._file = np.memmap(path, dtype=np.uint8, mode="r")
+        factors: tuple[float, ...] = ()
+        if ROPE_FACTORS in header.tensors:
+            factors = tuple(self._dequantised(header.tensors[ROPE_FACTORS]).reshape(-1).tolist())
+        self.spec: ModelSpec = spec_from_gguf(header.metadata, header.tensors.keys(), factors)
+        self.generation_config: dict[str, Any] = {"eos_token_id": _eos_ids(header.metadata)}
+        names = gguf_names(self.spec)
+        self._tensors: dict[str, GGUFTensor] = {}
+        for gguf_name, tensor in header.tensors.items():
+            if gguf_name != ROPE_FACTORS:
+                self._tensors[names.get(gguf_name, gguf_name)] = tensor
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def nbytes(self, name: str) -> int:
+        return self._tensors[name].nbytes
+
+    def tensor(self, name: str) -> torch.Tensor:
+        import torch
+
+        values = torch.from_numpy(self._dequantised(self._tensors[name]))
+        if name.endswith(("q_proj.weight", "q_proj.bias")):
+            return _in_halves(values, self.spec.num_heads, self.spec.rope.rotary_dim)
+        if name.endswith(("k_proj.weight", "k_proj.bias")):
+            return _in_halves(values, self.spec.num_kv_heads, self.spec.rope.rotary_dim)
+        return values
+
+    def _dequantised(self, tensor: GGUFTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The tensor as float32, made a few rows at a time."""
+        raw = self._file[tensor.offset : tensor.offset + tensor.nbytes]
+        if tensor.type in _PLAIN:
+            return raw.view(_PLAIN[tensor.type]).reshape(tensor.shape).astype(np.float32)
+        columns = tensor.shape[-1]
+        rows = raw.reshape(-1, tensor.nbytes * columns // int(np.prod(tensor.shape)))
+        out = np.empty((rows.shape[0], columns), dtype=np.float32)
+        step = max(1, CHUNK_ELEMENTS // columns)
+        for i in range(0, rows.shape[0], step):
+            try:
+                out[i : i + step] = dequantize(np.ascontiguousarray(rows[i : i + step]), tensor.type)
+            except NotImplementedError:
+                raise ModelError(f"{self.path}: tensors of type {tensor.type.name} are not supported") from None
+        return out.reshape(tensor.shape)
+
+
+def _in_halves(values: torch.Tensor, num_heads: int, rotary_dim: int) -> torch.Tensor:
+    """Undo GGUF's order of query and key rows.
+
+    Llama files in GGUF pair neighbours (0,1), (2,3) … in the rotation; the decoder pairs element i with i + R/2.
+    """
+    heads = values.reshape(num_heads, -1, *values.shape[1:])
+    turning = heads[:, :rotary_dim]
+    turning = turning.reshape(num_heads, rotary_dim // 2, 2, *values.shape[1:]).transpose(1, 2)
+    out = heads.clone()
+    out[:, :rotary_dim] = turning.reshape(num_heads, rotary_dim, *values.shape[1:])
+    return out.reshape(values.shape)
+
+
+def _eos_ids(metadata: dict[str, Any]) -> list[int]:
+    ids = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    return sorted({i for i in ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0})
