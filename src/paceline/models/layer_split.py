@@ -8,7 +8,7 @@ from paceline.errors import ConfigError
 from paceline.models.spec import ModelSpec
 
 SAMPLING_ELEMENTS = 4  # reading a logit to sample costs about as much as so many multiply-adds of the head
-DECODE_SHARE = 0.5  # of the tokens computed: a decode pays the head, most tokens of a prompt do not
+DECODE_SHARE = 0.8  # of the rows that cost time: a decode pays the head, most tokens of a prompt do not
 
 
 def split_layers(spec: ModelSpec, num_stages: int, given: str = "auto") -> list[int]:

@@ -1,0 +1,197 @@
+"""The one decoder: any range of layers of any :class:`ModelSpec`, over a paged KV cache.
+
+A layer is nine calls: norm, q·k·v product, rotation and KV write, attention, output product, norm, gate·up product,
+activation, down product. All K and V of a batch are written before any row attends, so a row may read what another
+row of the same batch wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from paceline import kernels
+from paceline.kernels import Linear
+from paceline.models.inputs import BatchInputs
+from paceline.models.rotary import cos_sin_tables
+from paceline.models.spec import EMBEDDING, FINAL_NORM, HEAD, ModelSpec
+from paceline.weights.checkpoint import Checkpoint
+
+Progress = Callable[[float, str], None]
+
+
+class _Loader:
+    """Takes a stage's tensors from a checkpoint, in its type, on its device, with progress."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, total: int, progress: Progress
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.device = device
+        self._held = checkpoint.shapes()
+        self._total = max(total, 1)
+        self._done = 0
+        self._progress = progress
+
+    def take(self, name: str) -> Tensor:
+        tensor = self.checkpoint.tensor(name).to(device=self.device, dtype=self.dtype)
+        self._done += 1
+        self._progress(min(1.0, self._done / self._total), name)
+        return tensor
+
+    def linear(self, *names: str) -> Linear:
+        """One product for several weights of the same input, in this order of its outputs."""
+        weight = torch.cat([self.take(f"{name}.weight") for name in names])
+        has_bias = f"{names[0]}.bias" in self._held
+        bias = torch.cat([self.take(f"{name}.bias") for name in names]) if has_bias else None
+        return Linear(weight, bias)
+
+
+class _Layer:
+    """The weights of one layer."""
+
+    def __init__(self, loader: _Loader, layer: int) -> None:
+        prefix = f"model.layers.{layer}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        self.input_norm = loader.take(f"{prefix}.input_layernorm.weight")
+        self.qkv = loader.linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
+        self.output = loader.linear(f"{attention}.o_proj")
+        self.mlp_norm = loader.take(f"{prefix}.post_attention_layernorm.weight")
+        self.gate_up = loader.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        self.down = loader.linear(f"{mlp}.down_proj")
+
+    @property
+    def nbytes(self) -> int:
+        products = (self.qkv, self.output, self.gate_up, self.down)
+        return sum(p.nbytes for p in products) + self.input_norm.nbytes + self.mlp_norm.nbytes
+
+
+class StageModel:
+    """Layers [first, last) of a model, with the embedding if first is 0 and norm and head if last is the end.
+
+    Attributes:
+        weight_bytes: what its weights take.
+        max_position: positions that its rotary tables cover.
+
+    Raises:
+        ModelError: a tensor is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        first: int,
+        last: int,
+        checkpoint: Checkpoint,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        max_position: int | None = None,
+        progress: Progress = lambda done, what: None,
+    ) -> None:
+        self.spec = spec
+        self.is_first = first == 0
+        self.is_last = last == spec.num_layers
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.max_position = max_position or spec.max_position
+        per_layer = 9 + 3 * spec.attention_bias + spec.output_bias + 3 * spec.mlp_bias
+        total = (last - first) * per_layer + self.is_first + 2 * self.is_last
+        loader = _Loader(checkpoint, dtype, self.device, total, progress)
+        self.embedding = loader.take(EMBEDDING) if self.is_first else None
+        self.layers = [_Layer(loader, layer) for layer in range(first, last)]
+        self.final_norm = loader.take(FINAL_NORM) if self.is_last else None
+        self.head = Linear(loader.take(EMBEDDING if spec.tie_embeddings else HEAD)) if self.is_last else None
+        cos, sin = cos_sin_tables(spec.rope, self.max_position, spec.max_position)
+        self._cos, self._sin = cos.to(self.device), sin.to(self.device)
+        self._caches: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def weight_bytes(self) -> int:
+        own = [t.nbytes for t in (self.embedding, self.final_norm) if t is not None]
+        return sum(layer.nbytes for layer in self.layers) + sum(own) + (self.head.nbytes if self.head else 0)
+
+    def cache_bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
+        """What one KV block takes over all layers of this stage."""
+        return 2 * len(self.layers) * block_size * self.spec.kv_size * dtype.itemsize
+
+    def allocate_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        """One K and one V tensor per layer, [num_blocks, num_kv_heads, block_size, head_dim]."""
+        shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
+        self._caches = [
+            (
+                torch.zeros(shape, dtype=dtype, device=self.device),
+                torch.zeros(shape, dtype=dtype, device=self.device),
+            )
+            for _ in self.layers
+        ]
+
+    @torch.inference_mode()
+    def forward(self, batch: BatchInputs, hidden: Tensor | None = None) -> Tensor:
+        """Run the batch through the layers.
+
+        Args:
+            hidden: [T, H] from the stage before; None on the first stage, which embeds `batch.token_ids`.
+
+        Returns:
+            [T, H] for the next stage; from the last stage float32 logits [R, V] of `batch.sample_rows`.
+        """
+        residual = hidden if self.embedding is None else self.embedding[batch.token_ids]
+        assert residual is not None, "a stage that is not the first needs hidden states"
+        delta = None  # what the layer before has yet to add to the residual
+        for i, (layer, cache) in enumerate(zip(self.layers, self._caches, strict=True)):
+            delta = self._attend(layer, cache, batch, residual, delta)
+            if self.is_last and i == len(self.layers) - 1:
+                # Only rows that are sampled from go on: nothing after attention looks at other rows.
+                delta, residual = delta[batch.sample_rows], residual[batch.sample_rows]
+            delta = self._mix(layer, delta, residual)
+        if not self.is_last:
+            return residual if delta is None else residual.add_(delta)
+        return self._logits(delta, residual)
+
+    def _attend(
+        self,
+        layer: _Layer,
+        cache: tuple[Tensor, Tensor],
+        batch: BatchInputs,
+        residual: Tensor,
+        delta: Tensor | None,
+    ) -> Tensor:
+        spec = self.spec
+        if delta is None:
+            x = kernels.rms_norm(residual, layer.input_norm, spec.rms_eps)
+        else:
+            x = kernels.add_rms_norm(delta, residual, layer.input_norm, spec.rms_eps)
+        qkv = layer.qkv(x)
+        rows = qkv.shape[0]
+        q = qkv[:, : spec.q_size].view(rows, spec.num_heads, spec.head_dim)
+        k = qkv[:, spec.q_size : spec.q_size + spec.kv_size].view(rows, spec.num_kv_heads, spec.head_dim)
+        v = qkv[:, spec.q_size + spec.kv_size :].view(rows, spec.num_kv_heads, spec.head_dim)
+        k_cache, v_cache = cache
+        kernels.rotate_and_store(q, k, v, self._cos, self._sin, batch.positions, batch.slots, k_cache, v_cache)
+        mixed = torch.empty((rows, spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
+        kernels.paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            batch.block_tables,
+            batch.query_starts,
+            batch.context_lens,
+            spec.head_dim**-0.5,
+            mixed,
+        )
+        return layer.output(mixed.view(rows, spec.q_size))
+
+    def _mix(self, layer: _Layer, delta: Tensor, residual: Tensor) -> Tensor:
+        x = kernels.add_rms_norm(delta, residual, layer.mlp_norm, self.spec.rms_eps)
+        return layer.down(kernels.silu_mul(layer.gate_up(x)))
+
+    def _logits(self, delta: Tensor | None, residual: Tensor) -> Tensor:
+        assert self.final_norm is not None
+        assert self.head is not None
+        if delta is not None:
+            residual.add_(delta)
+        return self.head(kernels.rms_norm(residual, self.final_norm, self.spec.rms_eps)).float()
