@@ -1,0 +1,113 @@
+"""Puts a stage together from the engine's options: its model, its types, and how much KV cache it may have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.config import EngineConfig
+from paceline.errors import ConfigError
+from paceline.weights.checkpoint import Checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.models.decoder import StageModel
+
+
+def resolved_dtype(config: EngineConfig) -> str:
+    """`auto` is float32 on a CPU, where 16-bit products are several times slower, and bfloat16 on a GPU."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if config.device == "cpu" else "bfloat16"
+
+
+def resolved_cache_dtype(config: EngineConfig) -> str:
+    return resolved_dtype(config) if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def open_model(config: EngineConfig, path: Path) -> Checkpoint:
+    return open_checkpoint(path, config.load_format, config.seed)
+
+
+def load_stage(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    layers: tuple[int, int],
+    max_model_len: int,
+    progress: Callable[[float, str], None],
+) -> StageModel:
+    """Load the layers [first, last) of a model.
+
+    Raises:
+        ConfigError: the device is not there.
+        ModelError: a tensor is missing or damaged.
+    """
+    import torch
+
+    from paceline.models.decoder import StageModel
+
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", "cuda", "torch sees no CUDA device", "Use --device cpu")
+    return StageModel(
+        checkpoint.spec,
+        layers[0],
+        layers[1],
+        checkpoint,
+        dtype=torch_dtype(resolved_dtype(config)),
+        device=config.device,
+        max_position=max_model_len,
+        progress=progress,
+    )
+
+
+def layer_ranges(split: list[int]) -> list[tuple[int, int]]:
+    """From layers per stage to [first, last) of each."""
+    ranges = []
+    first = 0
+    for count in split:
+        ranges.append((first, first + count))
+        first += count
+    return ranges
+
+
+def cache_blocks(
+    config: EngineConfig, bytes_per_block: list[int], available_memory: list[int], max_model_len: int
+) -> int:
+    """How many KV blocks every stage can have: the smallest stage decides.
+
+    Stages of one host share its memory, so each gets the part of it that its blocks take of one block over all stages.
+    No more blocks are made than all requests at once could fill.
+
+    Args:
+        bytes_per_block: of each stage.
+        available_memory: free bytes that each stage saw after loading its weights.
+
+    Raises:
+        ConfigError: not even one block fits.
+    """
+    if config.num_blocks is not None:
+        return config.num_blocks
+    if config.kv_cache_memory_bytes is not None:
+        blocks = min(config.kv_cache_memory_bytes // size for size in bytes_per_block)
+        option, given = "kv_cache_memory_bytes", config.kv_cache_memory_bytes
+    else:
+        usable = int(min(available_memory) * config.memory_utilization)
+        blocks = usable // sum(bytes_per_block)
+        option, given = "memory_utilization", config.memory_utilization  # type: ignore[assignment]
+    most = config.max_num_seqs * -(-max_model_len // config.block_size)
+    if blocks < 1:
+        raise ConfigError(
+            option,
+            given,
+            f"leaves no room for a single block of {max(bytes_per_block)} bytes per stage",
+            "Give more memory, or a smaller --block-size",
+        )
+    return min(blocks, most)

@@ -1,0 +1,219 @@
+"""One process per stage on this machine.
+
+The core has one socket to all stages: plans go out, results and start-up news come in. Activations travel from stage to
+stage directly. The core waits on that socket, on its own mail, and on a process descriptor per stage, so the death of
+a stage is noticed at once and nothing is polled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from paceline.config import EngineConfig
+from paceline.errors import PacelineError, PipelineError
+from paceline.host import share_cores, usable_cores
+from paceline.messages import BatchResult, CoreProgress, Plan
+from paceline.pipeline import wire
+from paceline.pipeline.build import cache_blocks
+
+STOP_SECONDS = 2.0  # how long a stage may take to end by itself
+
+OnProgress = Callable[[CoreProgress], None]
+
+
+class StageFailedError(PacelineError):
+    """A stage could not start; the text is its own."""
+
+
+class ProcessPipeline:
+    """Implements :class:`paceline.pipeline.seam.Pipeline` over stage processes.
+
+    Args:
+        ranges: layers [first, last) of each stage.
+        mail: the core's own socket, waited for together with the stages.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        ranges: list[tuple[int, int]],
+        max_model_len: int,
+        mail: zmq.Socket[Any],
+        context: zmq.Context[Any],
+    ) -> None:
+        self.depth = len(ranges)
+        self._config = config
+        self._max_model_len = max_model_len
+        self._mail = mail
+        self._folder = wire.SocketFolder()
+        self._control = wire.make_socket(context, zmq.ROUTER)
+        self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._control.bind(self._folder.address("control"))
+        self._ready: deque[BatchResult] = deque()
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._death_fds: dict[int, int] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(self._control, zmq.POLLIN)
+        self._poller.register(mail, zmq.POLLIN)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(BatchResult)
+        try:
+            for stage in range(self.depth):
+                self._start(stage, ranges, model_path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, stage: int, ranges: list[tuple[int, int]], model_path: Path) -> None:
+        config = self._config
+        share = share_cores(usable_cores(), self.depth, config.threads_per_stage, config.pin_threads)[stage]
+        worker = wire.WorkerConfig(
+            engine=config,
+            model_path=str(model_path),
+            stage=stage,
+            first_layer=ranges[stage][0],
+            last_layer=ranges[stage][1],
+            max_model_len=self._max_model_len,
+            threads=share.threads,
+            cpus=share.cpus,
+            control=self._folder.address("control"),
+            link_in=self._folder.address(f"link-{stage}") if stage > 0 else None,
+            link_out=self._folder.address(f"link-{stage + 1}") if stage + 1 < self.depth else None,
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-m", "paceline.pipeline.worker"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        self._children.append(child)
+        assert child.stdin is not None
+        child.stdin.write(msgspec.json.encode(worker) + b"\n")
+        child.stdin.flush()
+        fd = os.pidfd_open(child.pid)
+        self._death_fds[fd] = stage
+        self._poller.register(fd, zmq.POLLIN)
+
+    # ------------------------------------------------------------ start
+
+    def load(self, on_progress: OnProgress) -> tuple[int, list[wire.Loaded]]:
+        """Wait until every stage has its weights, have them make their caches, and wait again.
+
+        Returns:
+            the number of KV blocks, and what each stage reported.
+
+        Raises:
+            StageFailedError: a stage could not start.
+            PipelineError: a stage died.
+        """
+        loaded: dict[int, wire.Loaded] = {}
+        while len(loaded) < self.depth:
+            stage, kind, payload = self._news()
+            if kind == wire.HELLO:
+                on_progress(CoreProgress(stage, "loading weights", 0.0))
+            elif kind == wire.PROGRESS:
+                progress = wire.decode(payload, wire.Progress, "progress")
+                on_progress(CoreProgress(stage, progress.phase, progress.done))
+            elif kind == wire.LOADED:
+                loaded[stage] = wire.decode(payload, wire.Loaded, "loaded")
+                on_progress(CoreProgress(stage, "loading weights", 1.0))
+        reports = [loaded[stage] for stage in range(self.depth)]
+        num_blocks = cache_blocks(
+            self._config,
+            [report.cache_bytes_per_block for report in reports],
+            [report.available_memory for report in reports],
+            self._max_model_len,
+        )
+        self._send_all(wire.MAKE_CACHE, self._encoder.encode(wire.MakeCache(num_blocks)))
+        ready = 0
+        while ready < self.depth:
+            _, kind, _ = self._news()
+            ready += kind == wire.READY
+        return num_blocks, reports
+
+    def _news(self) -> tuple[int, bytes, bytes]:
+        """The next message of any stage, during start-up."""
+        while True:
+            events = dict(self._poller.poll())
+            if self._control in events:
+                identity, kind, payload = self._control.recv_multipart()
+                if kind == wire.FAILED:
+                    raise StageFailedError(wire.decode(payload, wire.Failed, "failure").error)
+                return int(identity), kind, payload
+            self._check_alive(events)
+            if self._mail in events:  # nobody writes before the engine is ready, so the front end has gone
+                raise PipelineError("the front end ended while the stages were starting")
+
+    # ------------------------------------------------------------ the seam
+
+    def submit(self, plan: Plan) -> None:
+        self._send_all(wire.PLAN, self._encoder.encode(plan))
+
+    def collect(self) -> BatchResult | None:
+        if not self._ready:
+            self._receive()
+        return self._ready.popleft() if self._ready else None
+
+    def wait(self, timeout: float | None) -> None:
+        if self._ready:
+            return
+        events = dict(self._poller.poll(None if timeout is None else timeout * 1000))
+        if self._control in events:
+            self._receive()
+        else:
+            self._check_alive(events)
+
+    def close(self) -> None:
+        with contextlib.suppress(PipelineError, zmq.ZMQError):
+            self._send_all(wire.STOP, b"")
+        for child in self._children:
+            if child.stdin is not None:
+                with contextlib.suppress(OSError):
+                    child.stdin.close()
+        for child in self._children:
+            try:
+                child.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        for fd in self._death_fds:
+            os.close(fd)
+        self._death_fds.clear()
+        self._children.clear()
+        self._control.close(0)
+        self._folder.close()
+
+    def _receive(self) -> None:
+        while self._control.poll(0):
+            identity, kind, payload = self._control.recv_multipart()
+            if kind == wire.RESULT:
+                try:
+                    self._ready.append(self._decoder.decode(payload))
+                except msgspec.MsgspecError as error:
+                    raise PipelineError(f"a damaged result arrived: {error}") from error
+            elif kind == wire.FAILED:
+                failure = wire.decode(payload, wire.Failed, "failure")
+                raise PipelineError(f"stage {int(identity)} failed: {failure.error}")
+
+    def _send_all(self, kind: bytes, payload: bytes) -> None:
+        for stage in range(self.depth):
+            try:
+                self._control.send_multipart([str(stage).encode(), kind, payload])
+            except zmq.ZMQError as error:
+                raise PipelineError(f"stage {stage} cannot be reached: {error}") from error
+
+    def _check_alive(self, events: dict[Any, int]) -> None:
+        for fd, stage in self._death_fds.items():
+            if fd in events:
+                self._receive()  # its last words, if it had any, tell more than its exit code
+                code = self._children[stage].wait()
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                raise PipelineError(f"stage {stage} {how}")

@@ -1,0 +1,113 @@
+"""The frames between the engine core and its stage processes, and where their sockets live.
+
+Each message on the control socket is two frames: a kind, and a msgpack struct of exactly that kind. Sockets are Unix
+domain sockets in a folder that only this user may enter.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+
+from paceline.config import EngineConfig
+from paceline.errors import PipelineError
+
+MAX_MESSAGE_BYTES = 1 << 30
+
+T = TypeVar("T")
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    """What a stage process reads from its standard input at the start."""
+
+    engine: EngineConfig
+    model_path: str
+    stage: int
+    first_layer: int
+    last_layer: int
+    max_model_len: int
+    threads: int
+    cpus: tuple[int, ...]
+    control: str
+    link_in: str | None
+    link_out: str | None
+
+
+class Progress(msgspec.Struct, frozen=True):
+    phase: str
+    done: float
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """The weights are in memory; memory is that which is still free on this host."""
+
+    weight_bytes: int
+    cache_bytes_per_block: int
+    available_memory: int
+    dtype: str
+
+
+class MakeCache(msgspec.Struct, frozen=True):
+    num_blocks: int
+
+
+class Failed(msgspec.Struct, frozen=True):
+    error: str
+
+
+class Empty(msgspec.Struct, frozen=True):
+    """For messages whose kind says everything."""
+
+
+HELLO, PROGRESS, LOADED, MAKE_CACHE, READY, PLAN, RESULT, FAILED, STOP = (
+    b"hello",
+    b"progress",
+    b"loaded",
+    b"make_cache",
+    b"ready",
+    b"plan",
+    b"result",
+    b"failed",
+    b"stop",
+)
+
+
+def decode(payload: bytes | memoryview, kind: type[T], what: str) -> T:
+    """The struct in a frame.
+
+    Raises:
+        PipelineError: it is none of that kind.
+    """
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise PipelineError(f"a damaged {what} message arrived: {error}") from error
+
+
+def make_socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
+    """A socket that refuses oversized messages, keeps all of ours, and does not hold up the end."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    return socket
+
+
+class SocketFolder:
+    """A private folder for Unix domain sockets, removed by :meth:`close`."""
+
+    def __init__(self) -> None:
+        self.path = tempfile.mkdtemp(prefix="paceline-")
+        os.chmod(self.path, 0o700)
+
+    def address(self, name: str) -> str:
+        return f"ipc://{self.path}/{name}"
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)

@@ -1,0 +1,195 @@
+"""A stage as a program: ``python -m paceline.pipeline.worker``, started by the engine core.
+
+It reads its configuration from standard input, loads its layers, and then waits on two sockets: plans from the engine
+core, and activations from the stage before. Whenever the oldest of each are there it computes that batch. It blocks
+while it waits, and ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from paceline.errors import PacelineError
+from paceline.host import available_memory
+from paceline.messages import ActivationHeader, BatchResult, Plan, StageTimes
+from paceline.pipeline import wire
+from paceline.pipeline.build import load_stage, open_model, resolved_cache_dtype, resolved_dtype, torch_dtype
+from paceline.pipeline.child import end_with_parent, read_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PROGRESS_INTERVAL = 0.2  # seconds
+
+
+class Worker:
+    """One stage: its sockets, its layers, and what has arrived and not been computed."""
+
+    def __init__(self, config: wire.WorkerConfig) -> None:
+        self.config = config
+        self.context = zmq.Context()
+        self.control = wire.make_socket(self.context, zmq.DEALER)
+        self.control.setsockopt(zmq.IDENTITY, str(config.stage).encode())
+        self.control.connect(config.control)
+        self.link_in = self._link(zmq.PULL, config.link_in)
+        self.link_out = self._link(zmq.PUSH, config.link_out)
+        self.plans: deque[tuple[Plan, float]] = deque()
+        self.inputs: deque[tuple[ActivationHeader, Tensor, float]] = deque()
+        self._last_progress = 0.0
+
+    def _link(self, kind: int, address: str | None) -> zmq.Socket[Any] | None:
+        if address is None:
+            return None
+        socket = wire.make_socket(self.context, kind)
+        if kind == zmq.PULL:
+            socket.bind(address)
+        else:
+            socket.connect(address)
+        return socket
+
+    def send(self, kind: bytes, message: Any = None) -> None:
+        self.control.send_multipart([kind, msgspec.msgpack.encode(wire.Empty() if message is None else message)])
+
+    # ------------------------------------------------------------ start
+
+    def load(self) -> None:
+        """Load the layers, report what they take, and make the cache that the core decides on."""
+        from paceline.pipeline.stage import StageRunner
+
+        config, engine = self.config, self.config.engine
+        self.send(wire.HELLO)
+        checkpoint = open_model(engine, Path(config.model_path))
+        model = load_stage(
+            engine, checkpoint, (config.first_layer, config.last_layer), config.max_model_len, self._progress
+        )
+        cache_dtype = torch_dtype(resolved_cache_dtype(engine))
+        bytes_per_block = model.cache_bytes_per_block(engine.block_size, cache_dtype)
+        self.send(
+            wire.LOADED,
+            wire.Loaded(model.weight_bytes, bytes_per_block, self._free_memory(), resolved_dtype(engine)),
+        )
+        kind, payload = self.control.recv_multipart()
+        if kind != wire.MAKE_CACHE:
+            raise SystemExit(0)
+        model.allocate_cache(wire.decode(payload, wire.MakeCache, "cache").num_blocks, engine.block_size, cache_dtype)
+        self.hidden_size = checkpoint.spec.hidden_size
+        self.runner = StageRunner(model, engine.block_size)
+        self.send(wire.READY)
+
+    def _free_memory(self) -> int:
+        if self.config.engine.device == "cuda":
+            import torch
+
+            return torch.cuda.mem_get_info()[0]
+        return available_memory()
+
+    def _progress(self, done: float, what: str) -> None:
+        now = time.monotonic()
+        if done >= 1.0 or now - self._last_progress >= PROGRESS_INTERVAL:
+            self._last_progress = now
+            self.send(wire.PROGRESS, wire.Progress("loading weights", done))
+
+    # ------------------------------------------------------------ the loop
+
+    def serve(self) -> None:
+        """Compute batches until told to stop, or until the parent closes standard input."""
+        poller = zmq.Poller()
+        poller.register(self.control, zmq.POLLIN)
+        poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        if self.link_in is not None:
+            poller.register(self.link_in, zmq.POLLIN)
+        while True:
+            events = dict(poller.poll(0 if self._can_compute() else None))
+            if sys.stdin.fileno() in events:
+                return
+            if self.control in events and not self._take_plans():
+                return
+            if self.link_in is not None and self.link_in in events:
+                self._take_inputs()
+            if self._can_compute():
+                self._compute()
+
+    def _can_compute(self) -> bool:
+        return bool(self.plans) and (self.link_in is None or bool(self.inputs))
+
+    def _take_plans(self) -> bool:
+        """Queue the plans that are there; False when told to stop."""
+        while self.control.poll(0):
+            kind, payload = self.control.recv_multipart()
+            if kind == wire.STOP:
+                return False
+            self.plans.append((wire.decode(payload, Plan, "plan"), time.monotonic()))
+        return True
+
+    def _take_inputs(self) -> None:
+        from paceline.pipeline.link import receive_hidden
+
+        assert self.link_in is not None
+        while self.link_in.poll(0):
+            header, hidden = receive_hidden(self.link_in, self.hidden_size)
+            self.inputs.append((header, hidden, time.monotonic()))
+
+    def _compute(self) -> None:
+        from paceline.pipeline.link import check_belongs, send_hidden
+
+        plan, plan_received = self.plans.popleft()
+        hidden, passed, input_received = None, [], plan_received
+        if self.link_in is not None:
+            header, hidden, input_received = self.inputs.popleft()
+            check_belongs(plan, header)
+            passed = header.times
+        started, cpu = time.monotonic(), self._cpu_seconds()
+        out = self.runner.execute(plan, hidden)
+        finished = time.monotonic()
+        times = [
+            *passed,
+            StageTimes(
+                self.config.stage, plan_received, input_received, started, finished, self._cpu_seconds() - cpu
+            ),
+        ]
+        if isinstance(out, list):
+            self.send(wire.RESULT, BatchResult(plan.epoch, plan.batch, out, times))
+        else:
+            assert self.link_out is not None
+            send_hidden(self.link_out, plan, out, times)
+
+    def _cpu_seconds(self) -> float:
+        return time.thread_time() if self.config.threads == 1 else time.process_time()
+
+
+def main() -> None:
+    end_with_parent()
+    config = msgspec.json.decode(read_config(), type=wire.WorkerConfig)
+    if config.cpus:
+        os.sched_setaffinity(0, config.cpus)
+    # OpenMP reads these when torch loads it, so they come first.
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
+    worker = Worker(config)
+    try:
+        import torch
+
+        torch.set_num_threads(config.threads)
+        worker.load()
+        worker.serve()
+    except Exception as error:  # the one place where a stage's failure becomes a message
+        if not isinstance(error, PacelineError):
+            traceback.print_exc()
+        text = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        worker.control.setsockopt(zmq.LINGER, 1000)
+        worker.send(wire.FAILED, wire.Failed(text))
+        worker.context.destroy(linger=1000)
+        sys.exit(1)
+    worker.context.destroy(linger=0)
+
+
+if __name__ == "__main__":
+    main()
