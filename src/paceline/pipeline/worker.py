@@ -152,9 +152,7 @@ class Worker:
         finished = time.monotonic()
         times = [
             *passed,
-            StageTimes(
-                self.config.stage, plan_received, input_received, started, finished, self._cpu_seconds() - cpu
-            ),
+            StageTimes(self.config.stage, plan_received, input_received, started, finished, self._cpu_seconds() - cpu),
         ]
         if isinstance(out, list):
             self.send(wire.RESULT, BatchResult(plan.epoch, plan.batch, out, times))

@@ -1,0 +1,272 @@
+"""The front end's side of the engine: starts the core's process, sends requests, hands tokens to whoever asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from paceline.config import EngineConfig
+from paceline.engine.process import CoreConfig
+from paceline.errors import EngineDeadError, PacelineError, RequestError
+from paceline.messages import (
+    AbortRequests,
+    AddRequest,
+    CoreFailed,
+    CoreProgress,
+    CoreReady,
+    CoreStats,
+    FinishRequest,
+    FromCore,
+    Outputs,
+    RequestOutput,
+    Shutdown,
+    ToCore,
+)
+from paceline.pipeline import wire
+from paceline.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0  # how long the core may take to end by itself
+
+
+class StartError(PacelineError):
+    """The engine could not start; the text is the reason, from whichever process had it."""
+
+
+class AsyncEngine:
+    """One engine, used from one event loop.
+
+    Attributes:
+        info: sizes of the running engine, after :meth:`start`.
+        stats: the core's latest figures, None before the first.
+        dead: why the engine died, None while it lives.
+    """
+
+    def __init__(self, config: EngineConfig, model_path: Path) -> None:
+        self.config = config
+        self.stats: CoreStats | None = None
+        self.dead: str | None = None
+        self._model_path = model_path
+        self._info: CoreReady | None = None
+        self._streams: dict[str, asyncio.Queue[RequestOutput | None]] = {}
+        self._waiting: set[str] = set()
+        self._folder: wire.SocketFolder | None = None
+        self._context: zmq.asyncio.Context | None = None
+        self._socket: Any = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[CoreReady] | None = None
+        self._closing = False
+        self._on_progress: Callable[[CoreProgress], None] = lambda progress: None
+        self._decoder = msgspec.msgpack.Decoder(FromCore)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    @property
+    def info(self) -> CoreReady:
+        assert self._info is not None, "the engine has not started"
+        return self._info
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._streams)
+
+    # ------------------------------------------------------------ start and end
+
+    async def start(self, on_progress: Callable[[CoreProgress], None] | None = None) -> CoreReady:
+        """Start the core and its stages, and wait until they can take requests.
+
+        Raises:
+            StartError: they cannot; everything that was started has ended.
+        """
+        self._on_progress = on_progress or self._on_progress
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_future()
+        self._folder = wire.SocketFolder()
+        self._context = zmq.asyncio.Context()
+        self._socket = wire.make_socket(self._context, zmq.PAIR)
+        address = self._folder.address("mail")
+        self._socket.bind(address)
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "paceline.engine.process"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        assert self._child.stdin is not None
+        config = CoreConfig(self.config, str(self._model_path), address)
+        self._child.stdin.write(msgspec.json.encode(config) + b"\n")
+        self._child.stdin.flush()
+        death = os.pidfd_open(self._child.pid)
+        loop.add_reader(death, self._core_ended, death)
+        self._reader = asyncio.create_task(self._read())
+        try:
+            self._info = await self._started
+        except BaseException:
+            await self.close()
+            raise
+        tokens = self._info.num_blocks * self._info.block_size
+        at_once = tokens // self._info.max_model_len
+        logger.info(
+            "KV cache: %s tokens; at most %s requests of the maximum length at once", f"{tokens:,}", f"{at_once:,}"
+        )
+        wanted = self.config.max_model_len
+        if wanted is not None and self._info.max_model_len < wanted:
+            logger.warning(
+                "the model length is capped to %d tokens: the KV cache holds no more", self._info.max_model_len
+            )
+        return self._info
+
+    async def close(self) -> None:
+        """End the engine; unfinished requests end with an error. May be called twice."""
+        self._closing = True
+        if self._socket is not None and self._child is not None and self._child.poll() is None:
+            with contextlib.suppress(zmq.ZMQError):
+                self._post(Shutdown())
+            await asyncio.to_thread(self._end_child, self._child)
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+            self._reader = None
+        self._die("the engine was closed")
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+
+    @staticmethod
+    def _end_child(child: subprocess.Popen[bytes]) -> None:
+        if child.stdin is not None:
+            with contextlib.suppress(OSError):
+                child.stdin.close()
+        try:
+            child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    # ------------------------------------------------------------ requests
+
+    def check_queue(self, num_requests: int = 1) -> None:
+        """Whether so many more requests may wait.
+
+        Raises:
+            RequestError: 429, too many do already.
+            EngineDeadError: nobody will ever answer.
+        """
+        if self.dead is not None:
+            raise EngineDeadError(self.dead)
+        limit = self.config.max_num_queued_reqs
+        if len(self._waiting) + num_requests > limit:
+            raise RequestError(
+                f"{len(self._waiting)} requests are waiting already, and at most {limit} may",
+                status=429,
+                code="queue_full",
+            )
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Tokens as they come, the last with a status. Closing the iterator early aborts the request.
+
+        Raises:
+            RequestError: too many requests wait.
+            EngineDeadError: the engine died before the request ended.
+        """
+        self.check_queue()
+        if request_id in self._streams:
+            raise ValueError(f"request id {request_id} is in use")
+        queue: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
+        self._streams[request_id] = queue
+        self._waiting.add(request_id)
+        finished = False
+        try:
+            self._post(AddRequest(request_id, prompt_token_ids, sampling, eos_token_ids, priority, cache_salt, timeout))
+            while not finished:
+                output = await queue.get()
+                if output is None:
+                    finished = True
+                    raise EngineDeadError(self.dead or "the engine died")
+                finished = bool(output.status)
+                yield output
+        finally:
+            self._forget(request_id)
+            if not finished and self.dead is None:
+                self._post(AbortRequests([request_id]))
+
+    def finish(self, request_id: str, num_output_tokens: int) -> None:
+        """A stop string was found: tokens past so many never existed."""
+        if request_id in self._streams:
+            self._post(FinishRequest(request_id, num_output_tokens))
+
+    def abort(self, request_ids: list[str]) -> None:
+        self._post(AbortRequests(request_ids))
+
+    def _post(self, message: ToCore) -> None:
+        # The socket keeps what it cannot send at once, so this neither blocks nor fails while the core lives.
+        self._socket.send(self._encoder.encode(message), zmq.DONTWAIT)
+
+    def _forget(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        self._waiting.discard(request_id)
+
+    # ------------------------------------------------------------ what the core says
+
+    async def _read(self) -> None:
+        while True:
+            message = self._decoder.decode(await self._socket.recv())
+            if isinstance(message, Outputs):
+                for output in message.outputs:
+                    self._waiting.discard(output.request_id)
+                    if (queue := self._streams.get(output.request_id)) is not None:
+                        queue.put_nowait(output)
+            elif isinstance(message, CoreStats):
+                self.stats = message
+            elif isinstance(message, CoreProgress):
+                self._on_progress(message)
+            elif isinstance(message, CoreReady):
+                self._set_started(message)
+            else:
+                self._die(message.error)
+
+    def _set_started(self, ready: CoreReady) -> None:
+        if self._started is not None and not self._started.done():
+            self._started.set_result(ready)
+
+    def _core_ended(self, death: int) -> None:
+        """The core's process is gone; what it said last may still be on its way."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(death)
+        os.close(death)
+        if not self._closing:
+            loop.call_later(0.2, self._die, "the engine core ended unexpectedly")
+
+    def _die(self, error: str) -> None:
+        if self.dead is not None:
+            return
+        self.dead = error
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(StartError(error))
+        if not self._closing:
+            logger.error("the engine died: %s", error)
+        for queue in self._streams.values():
+            queue.put_nowait(None)

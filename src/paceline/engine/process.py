@@ -1,0 +1,217 @@
+"""The engine core as a program: ``python -m paceline.engine.process``, started by :mod:`paceline.engine.client`.
+
+It opens the model's headers, splits the layers, starts the pipeline and then steps the core until the front end says
+stop. It never imports torch unless the stages run in this very process (``--pipeline inline``).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from paceline.config import EngineConfig
+from paceline.engine.core import EngineCore
+from paceline.errors import PacelineError, PipelineError
+from paceline.messages import (
+    CoreFailed,
+    CoreProgress,
+    CoreReady,
+    FromCore,
+    Outputs,
+    RequestOutput,
+    ToCore,
+)
+from paceline.models.layer_split import split_layers
+from paceline.pipeline import wire
+from paceline.pipeline.build import (
+    cache_blocks,
+    layer_ranges,
+    load_stage,
+    open_model,
+    resolved_cache_dtype,
+    resolved_dtype,
+    torch_dtype,
+)
+from paceline.pipeline.child import end_with_parent, read_config
+from paceline.pipeline.processes import ProcessPipeline
+from paceline.pipeline.seam import Pipeline
+from paceline.scheduling import SchedulerOptions
+from paceline.weights.checkpoint import Checkpoint
+
+STATS_INTERVAL = 0.25  # seconds
+
+
+class CoreConfig(msgspec.Struct, frozen=True):
+    """What the core reads from its standard input at the start."""
+
+    engine: EngineConfig
+    model_path: str
+    mail: str
+
+
+class Mail:
+    """The core's end of the conversation with the front end."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self.socket = wire.make_socket(context, zmq.PAIR)
+        self.socket.connect(address)
+        self._decoder = msgspec.msgpack.Decoder(ToCore)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._poller = zmq.Poller()
+        self._poller.register(self.socket, zmq.POLLIN)
+        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+
+    def drain(self) -> list[ToCore]:
+        messages: list[ToCore] = []
+        while self.socket.poll(0):
+            messages.append(self._decoder.decode(self.socket.recv()))
+        return messages
+
+    def wait(self, timeout: float | None) -> None:
+        """Block until mail is there, or the front end has gone."""
+        events = dict(self._poller.poll(None if timeout is None else timeout * 1000))
+        if sys.stdin.fileno() in events and self.socket not in events:
+            raise PipelineError("the front end has gone")
+
+    def send(self, message: FromCore) -> None:
+        self.socket.send(self._encoder.encode(message))
+
+
+def start_pipeline(
+    config: CoreConfig, checkpoint: Checkpoint, mail: Mail, context: zmq.Context[Any]
+) -> tuple[Pipeline, CoreReady]:
+    """Split the layers, load every stage, and size the KV cache.
+
+    Raises:
+        PacelineError: whatever keeps the pipeline from starting, as the user should read it.
+    """
+    engine = config.engine
+    split = split_layers(checkpoint.spec, engine.pipeline_parallel_size, engine.layer_split)
+    max_model_len = engine.max_model_len or checkpoint.spec.max_position
+    if engine.pipeline == "inline":
+        pipeline, num_blocks = _inline(engine, checkpoint, layer_ranges(split), max_model_len, mail)
+    else:
+        processes = ProcessPipeline(
+            engine, Path(config.model_path), layer_ranges(split), max_model_len, mail.socket, context
+        )
+        try:
+            num_blocks, _ = processes.load(mail.send)
+        except BaseException:
+            processes.close()
+            raise
+        pipeline = processes
+    ready = CoreReady(
+        num_blocks=num_blocks,
+        block_size=engine.block_size,
+        max_model_len=min(max_model_len, num_blocks * engine.block_size),
+        num_stages=len(split),
+        layer_split=split,
+        dtype=resolved_dtype(engine),
+    )
+    return pipeline, ready
+
+
+def _inline(
+    engine: EngineConfig, checkpoint: Checkpoint, ranges: list[tuple[int, int]], max_model_len: int, mail: Mail
+) -> tuple[Pipeline, int]:
+    import torch
+
+    from paceline.host import available_memory, usable_cores
+    from paceline.pipeline.inline import InlinePipeline
+    from paceline.pipeline.stage import StageRunner
+
+    torch.set_num_threads(engine.threads_per_stage or len(usable_cores()))
+    cache_dtype = torch_dtype(resolved_cache_dtype(engine))
+    models = []
+    for stage, layers in enumerate(ranges):
+
+        def progress(done: float, what: str, stage: int = stage) -> None:
+            mail.send(CoreProgress(stage, "loading weights", done))
+
+        models.append(load_stage(engine, checkpoint, layers, max_model_len, progress))
+    sizes = [model.cache_bytes_per_block(engine.block_size, cache_dtype) for model in models]
+    num_blocks = cache_blocks(engine, sizes, [available_memory()], max_model_len)
+    for model in models:
+        model.allocate_cache(num_blocks, engine.block_size, cache_dtype)
+    return InlinePipeline([StageRunner(model, engine.block_size) for model in models], mail.wait), num_blocks
+
+
+def scheduler_options(engine: EngineConfig, ready: CoreReady) -> SchedulerOptions:
+    return SchedulerOptions(
+        depth=ready.num_stages,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        block_size=engine.block_size,
+        num_blocks=ready.num_blocks,
+        max_model_len=ready.max_model_len,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        scheduling_policy="priority" if engine.scheduling_policy == "priority" else "fcfs",
+        pacing=engine.pacing,
+    )
+
+
+def run(config: CoreConfig) -> int:
+    """Serve until told to stop; returns the exit code."""
+    context: zmq.Context[Any] = zmq.Context()
+    mail = Mail(context, config.mail)
+    pipeline: Pipeline | None = None
+    try:
+        mail.send(CoreProgress(-1, "reading the model's headers", 0.0))
+        checkpoint = open_model(config.engine, Path(config.model_path))
+        pipeline, ready = start_pipeline(config, checkpoint, mail, context)
+        _serve(scheduler_options(config.engine, ready), pipeline, mail, ready)
+        return 0
+    except PacelineError as error:
+        mail.send(CoreFailed(str(error)))
+        return 1
+    except Exception as error:  # the one place where the core's own failure becomes a message
+        traceback.print_exc()
+        mail.send(CoreFailed(f"{type(error).__name__}: {error}"))
+        return 1
+    finally:
+        if pipeline is not None:
+            pipeline.close()
+        context.destroy(linger=1000)
+
+
+def _serve(options: SchedulerOptions, pipeline: Pipeline, mail: Mail, ready: CoreReady) -> None:
+    """Step until told to stop.
+
+    Raises:
+        PipelineError: the pipeline failed; every request has been told so.
+    """
+    last_stats = 0.0
+
+    def emit(outputs: list[RequestOutput]) -> None:
+        """Outputs, and with them the core's figures: at most a few times a second, and at the last ending."""
+        nonlocal last_stats
+        mail.send(Outputs(outputs))
+        now = time.monotonic()
+        if now - last_stats >= STATS_INTERVAL or not core.has_unfinished:
+            last_stats = now
+            mail.send(core.stats())
+
+    core = EngineCore(options, pipeline, mail, emit)
+    mail.send(ready)
+    try:
+        while not core.shutting_down:
+            core.step()
+    except PipelineError as error:
+        core.fail(str(error))
+        raise
+
+
+def main() -> None:
+    end_with_parent()
+    sys.exit(run(msgspec.json.decode(read_config(), type=CoreConfig)))
+
+
+if __name__ == "__main__":
+    main()
