@@ -19,9 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     return result if out is None else out.copy_(result)
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
-) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """``residual += x`` in place, then the norm of residual; x and residual are [T, H]."""
     residual.add_(x)
     return rms_norm(residual, weight, eps, out)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,11 +123,7 @@ class StageModel:
         """One K and one V tensor per layer, [num_blocks, num_kv_heads, block_size, head_dim]."""
         shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
         self._caches = [
-            (
-                torch.zeros(shape, dtype=dtype, device=self.device),
-                torch.zeros(shape, dtype=dtype, device=self.device),
-            )
-            for _ in self.layers
+            (_lazy_zeros(shape, dtype, self.device), _lazy_zeros(shape, dtype, self.device)) for _ in self.layers
         ]
 
     @torch.inference_mode()
@@ -195,3 +192,11 @@ class StageModel:
         if delta is not None:
             residual.add_(delta)
         return self.head(kernels.rms_norm(residual, self.final_norm, self.spec.rms_eps)).float()
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that on a CPU take no memory and no time before they are written: numpy leaves the zeroing to the kernel."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype)

@@ -53,7 +53,7 @@ class Fields:
         value = self._take(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, value, "a number")
-        if isinstance(value, int) and abs(value) > 1 << 60 or not math.isfinite(value):
+        if (isinstance(value, int) and abs(value) > 1 << 60) or not math.isfinite(value):
             raise self._wrong(name, value, "a finite number")
         return float(value)
 

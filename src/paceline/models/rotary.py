@@ -1,6 +1,6 @@
 """Tables of cosines and sines for rotary position embedding, with the ways of stretching it to longer contexts.
 
-Sources: RoFormer (arXiv 2104.09864); "linear" is position interpolation (arXiv 2306.15595); "dynamic" NTK-aware scaling,
+Sources: RoFormer (arXiv 2104.09864); "linear" is position interpolation (arXiv 2306.15595); "dynamic" NTK-aware,
 here fixed for the model's whole length; "llama3" as published with Llama 3.1; YaRN (arXiv 2309.00071).
 """
 
@@ -56,9 +56,7 @@ def _yarn(rope: RopeSpec, plain: Tensor) -> Tensor:
 
     def dimension(turns: float) -> float:
         return (
-            rope.rotary_dim
-            * math.log(rope.original_max_position / (turns * 2 * math.pi))
-            / (2 * math.log(rope.theta))
+            rope.rotary_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
         )
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)

@@ -1,0 +1,49 @@
+// The plain C interface. Arguments come as structs whose layout kernels/native.py mirrors; the caller has checked them.
+#include "kernels.hpp"
+#include "threads.hpp"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+const paceline::Kernels *chosen = &paceline::scalar::kernels;
+
+}  // namespace
+
+// 0 scalar, 1 AVX2 + FMA + F16C, 2 AVX-512: the best that this processor and build can run.
+EXPORT int32_t paceline_best_path() {
+#if PACELINE_X86
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    if (!avx2) return 0;
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return avx512 ? 2 : 1;
+#else
+    return 0;
+#endif
+}
+
+// Chooses a path for all later calls; returns 0, or 1 when it cannot run here.
+EXPORT int32_t paceline_use_path(int32_t path) {
+    if (path < 0 || path > paceline_best_path()) return 1;
+#if PACELINE_X86
+    if (path == 1) chosen = &paceline::avx2::kernels;
+    if (path == 2) chosen = &paceline::avx512::kernels;
+#endif
+    if (path == 0) chosen = &paceline::scalar::kernels;
+    return 0;
+}
+
+EXPORT void paceline_use_openmp(void *gomp_parallel, void *omp_get_max_threads) {
+    paceline::use_openmp(gomp_parallel, omp_get_max_threads);
+}
+
+EXPORT void paceline_norm(const paceline::NormArgs *args) { chosen->norm(*args); }
+
+EXPORT void paceline_silu_mul(const paceline::SiluArgs *args) { chosen->silu_mul(*args); }
+
+EXPORT void paceline_rotate_and_store(const paceline::RotateArgs *args) { chosen->rotate_and_store(*args); }
+
+// 0, or 1 when scratch memory could not be had.
+EXPORT int32_t paceline_attention(const paceline::AttentionArgs *args) { return chosen->attention(*args); }

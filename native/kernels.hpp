@@ -1,0 +1,68 @@
+// What the C interface and the instruction-set paths share: plain argument structs and a table of functions.
+//
+// Keep this header and everything that path.cpp includes free of inline functions from the standard library: the
+// linker keeps one copy of an inline function, and it might keep the one compiled for AVX-512.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace paceline {
+
+enum KvType : int32_t { KV_FLOAT32 = 0, KV_BFLOAT16 = 1, KV_FLOAT16 = 2 };
+
+struct NormArgs {
+    const float *x;
+    float *residual;  // null: plain norm; else residual += x first and the norm is residual's
+    const float *weight;
+    float *out;
+    int64_t rows, width;
+    int64_t x_stride, residual_stride, out_stride;  // elements from row to row
+    float eps;
+};
+
+struct SiluArgs {
+    const float *gate_up;  // gate in the first half of a row, up in the second
+    float *out;
+    int64_t rows, width;  // width of one half
+    int64_t in_stride, out_stride;
+};
+
+struct RotateArgs {
+    float *q, *k;
+    const float *v;
+    const float *cos, *sin;
+    const int32_t *positions;
+    const int64_t *slots;
+    void *k_cache, *v_cache;  // [blocks, kv_heads, block_size, head_dim]
+    int64_t rows, heads, kv_heads, head_dim, half;  // half: cos.shape[1], half of the rotated dimensions
+    int64_t q_row, q_head, k_row, k_head, v_row, v_head;  // strides in elements
+    int64_t block_size;
+    int32_t kv_type;
+};
+
+struct AttentionArgs {
+    const float *q;
+    const void *k_cache, *v_cache;  // [blocks, kv_heads, block_size, head_dim]
+    const int32_t *block_tables;
+    const int32_t *query_starts;
+    const int32_t *context_lens;
+    float *out;
+    int64_t sequences, heads, kv_heads, head_dim, block_size, table_stride;
+    int64_t q_row, q_head, out_row, out_head;  // strides in elements
+    int32_t kv_type, window;  // window 0: unlimited
+    float scale, soft_cap;    // soft_cap 0: none
+};
+
+struct Kernels {
+    void (*norm)(const NormArgs &);
+    void (*silu_mul)(const SiluArgs &);
+    void (*rotate_and_store)(const RotateArgs &);
+    int32_t (*attention)(const AttentionArgs &);  // 0, or 1 when memory ran out
+};
+
+namespace scalar { extern const Kernels kernels; }
+namespace avx2 { extern const Kernels kernels; }
+namespace avx512 { extern const Kernels kernels; }
+
+}  // namespace paceline
