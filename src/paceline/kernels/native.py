@@ -208,7 +208,7 @@ class NativeKernels:
         window: int = 0,
         soft_cap: float = 0.0,
     ) -> Tensor:
-        rows, heads, head_dim = q.shape
+        _, heads, head_dim = q.shape
         _check(_heads_of_floats(q), "q", q)
         _check(out.shape == q.shape and _heads_of_floats(out), "out", out)
         _check_caches(k_cache, v_cache, head_dim)
