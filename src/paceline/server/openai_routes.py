@@ -1,0 +1,108 @@
+"""POST /v1/completions and /v1/chat/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.errors import RequestError
+from paceline.server.access import user
+from paceline.server.answer import Answer, Sender, send_stream, send_whole
+from paceline.server.body import label_of, read_object
+from paceline.server.choice import Choice
+from paceline.server.generation import Generation
+from paceline.server.logprobs import TokenNames
+from paceline.server.prompts import chat_prompt, completion_prompts
+from paceline.server.protocol import ChatRequest, CompletionRequest, parse
+from paceline.server.sampling import sampling_for
+from paceline.server.shapes import ChatShape, CompletionShape, Shape
+from paceline.server.state import Served, ServerState
+
+Body = CompletionRequest | ChatRequest
+
+
+def openai_routes(state: ServerState) -> APIRouter:
+    """The routes that generate text."""
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    @user
+    async def completions(request: Request) -> Response:
+        return await _answer(state, request, CompletionRequest, CompletionShape)
+
+    @router.post("/v1/chat/completions")
+    @user
+    async def chat_completions(request: Request) -> Response:
+        return await _answer(state, request, ChatRequest, ChatShape)
+
+    return router
+
+
+async def _answer(state: ServerState, request: Request, kind: type[Body], shape_kind: type[Shape]) -> Response:
+    served = state.require_ready()
+    body = parse(await read_object(request, state.config.max_request_bytes), kind, state.unknown_fields)
+    check_model(body.model, served)
+    _check_options(state, body)
+    names = TokenNames(served.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+    shape = shape_kind(body, served.names[0], names, state.config.enable_force_include_usage)
+
+    async def work(sender: Sender) -> None:
+        choices = await _choices(body, served, shape.id)
+        state.require_ready()  # reading and tokenizing took time
+        generation = Generation(state, choices, body.priority or 0, _cache_salt(request, body))
+        await (send_stream if body.stream else send_whole)(sender, generation, shape)
+
+    return Answer(state, shape.id, label_of(request), work)
+
+
+async def _choices(body: Body, served: Served, request_id: str) -> list[Choice]:
+    """One choice per prompt, everything about it checked.
+
+    Raises:
+        RequestError: whatever is wrong with the request.
+    """
+    if isinstance(body, CompletionRequest):
+        prompts = await completion_prompts(body, served)
+    else:
+        prompts = [await chat_prompt(body, served)]
+    return [
+        Choice(
+            index,
+            f"{request_id}-{index}",
+            prompt,
+            sampling_for(body, served.defaults, served.info, served.vocab_size, len(prompt)),
+            served.tokenizer,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def check_model(model: str | None, served: Served) -> None:
+    """A request may leave the model out, but not ask for another one.
+
+    Raises:
+        RequestError: 404.
+    """
+    if model is not None and model not in served.names:
+        raise RequestError(
+            f"This model is not served here; served: {', '.join(served.names)}.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+
+
+def _check_options(state: ServerState, body: Body) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options needs stream: true.", param="stream_options")
+    if body.priority and state.engine_config.scheduling_policy != "priority":
+        raise RequestError(
+            "priority needs a server with --scheduling-policy priority.", code="unsupported", param="priority"
+        )
+
+
+def _cache_salt(request: Request, body: Body) -> str:
+    """Requests share cached prefixes only within one salt."""
+    scope, salt = request.state.key_scope, body.cache_salt or ""
+    return f"{scope}:{salt}" if scope else salt

@@ -1,0 +1,21 @@
+"""Fixtures that many tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.tokenization import Tokenizer, load_tokenizer
+from paceline.weights.source import pull
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The real default model's file; fetched once into the user's cache."""
+    return pull("smollm2")
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(smollm2_gguf: Path) -> Tokenizer:
+    return load_tokenizer(smollm2_gguf)
