@@ -80,4 +80,6 @@ def print_table(scenario: Scenario, report: ScenarioReport, console: Console) ->
         ends.append(f"{final.status}, {tokens}")
     table.add_row("end", *ends)
     console.print(table)
-    console.print("[first:end) are the token positions that the batch computes; such a request is RUNNING.", markup=False)
+    console.print(
+        "[first:end) are the token positions that the batch computes; such a request is RUNNING.", markup=False
+    )

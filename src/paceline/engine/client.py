@@ -8,7 +8,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from paceline.errors import EngineDeadError, PacelineError, RequestError
 from paceline.messages import (
     AbortRequests,
     AddRequest,
-    CoreFailed,
     CoreProgress,
     CoreReady,
     CoreStats,
@@ -48,17 +47,24 @@ class StartError(PacelineError):
 class AsyncEngine:
     """One engine, used from one event loop.
 
+    Args:
+        model_path: the model's folder or .gguf file.
+        eos_token_ids: tokens that end a sequence, unless a request ignores them.
+
     Attributes:
         info: sizes of the running engine, after :meth:`start`.
         stats: the core's latest figures, None before the first.
         dead: why the engine died, None while it lives.
+        died: set when it did.
     """
 
-    def __init__(self, config: EngineConfig, model_path: Path) -> None:
+    def __init__(self, config: EngineConfig, model_path: Path, eos_token_ids: tuple[int, ...] = ()) -> None:
         self.config = config
         self.stats: CoreStats | None = None
         self.dead: str | None = None
+        self.died = asyncio.Event()
         self._model_path = model_path
+        self._eos_token_ids = eos_token_ids
         self._info: CoreReady | None = None
         self._streams: dict[str, asyncio.Queue[RequestOutput | None]] = {}
         self._waiting: set[str] = set()
@@ -181,11 +187,10 @@ class AsyncEngine:
         prompt_token_ids: list[int],
         sampling: SamplingParams,
         *,
-        eos_token_ids: tuple[int, ...] = (),
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Tokens as they come, the last with a status. Closing the iterator early aborts the request.
 
         Raises:
@@ -200,7 +205,9 @@ class AsyncEngine:
         self._waiting.add(request_id)
         finished = False
         try:
-            self._post(AddRequest(request_id, prompt_token_ids, sampling, eos_token_ids, priority, cache_salt, timeout))
+            self._post(
+                AddRequest(request_id, prompt_token_ids, sampling, self._eos_token_ids, priority, cache_salt, timeout)
+            )
             while not finished:
                 output = await queue.get()
                 if output is None:
@@ -264,6 +271,7 @@ class AsyncEngine:
         if self.dead is not None:
             return
         self.dead = error
+        self.died.set()
         if self._started is not None and not self._started.done():
             self._started.set_exception(StartError(error))
         if not self._closing:

@@ -76,7 +76,9 @@ class HostGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._any and not self._allows(scope):
             error = RequestError(
-                "This Host header is not accepted; the server's --allowed-hosts decides.", status=403, code="forbidden_host"
+                "This Host header is not accepted; the server's --allowed-hosts decides.",
+                status=403,
+                code="forbidden_host",
             )
             await Sender(send, {}).error(error)
             return

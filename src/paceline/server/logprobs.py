@@ -47,7 +47,8 @@ def chat_logprobs(ids: Sequence[int], rows: Sequence[TokenLogprobs], names: Toke
 
     return {
         "content": [
-            entry(token_id, row.token) | {"top_logprobs": [entry(*top) for top in zip(row.top_ids, row.top, strict=True)]}
+            entry(token_id, row.token)
+            | {"top_logprobs": [entry(*top) for top in zip(row.top_ids, row.top, strict=True)]}
             for token_id, row in zip(ids, rows, strict=True)
         ]
     }

@@ -47,9 +47,7 @@ def _checked_ids(ids: list[int], served: Served, param: str) -> list[int]:
     if len(ids) > limit:
         raise too_long(f"has {len(ids)} tokens", limit, param)
     if min(ids) < 0 or max(ids) >= served.vocab_size:
-        raise RequestError(
-            f"Token ids must be from 0 to {served.vocab_size - 1}.", code="out_of_range", param=param
-        )
+        raise RequestError(f"Token ids must be from 0 to {served.vocab_size - 1}.", code="out_of_range", param=param)
     return ids
 
 

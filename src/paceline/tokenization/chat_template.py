@@ -167,4 +167,6 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes, deadline: float)
 
 
 def _template_error(problem: str) -> RequestError:
-    return RequestError(f"the chat template cannot make a prompt of this conversation: {problem}", code="template_error")
+    return RequestError(
+        f"the chat template cannot make a prompt of this conversation: {problem}", code="template_error"
+    )

@@ -117,9 +117,7 @@ def _sentencepiece(metadata: Mapping[str, Any], pieces: Sequence[str], types: Se
     return backend, True
 
 
-def _merges_by_score(
-    vocab: Mapping[str, int], scores: Sequence[float], types: Sequence[int]
-) -> list[tuple[str, str]]:
+def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
     """Every way to join two pieces into a third, best score of the third first.
 
     SentencePiece joins whichever neighbours make the piece of the highest score; as a list of merges that is

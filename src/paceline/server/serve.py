@@ -1,0 +1,175 @@
+"""The life of a server: listen, load, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from paceline.config import EngineConfig, ServerConfig
+from paceline.engine.client import AsyncEngine
+from paceline.errors import ConfigError, PacelineError
+from paceline.server.app import build_app
+from paceline.server.loading import load
+from paceline.server.stats_log import log_stats
+from paceline.server.state import Phase, ServerState
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 2.0  # for streams to be told that the engine died
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers: draining is ours to do."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The listening socket.
+
+    Raises:
+        ConfigError: the address is taken or not ours.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind((config.host, config.port))
+        server.listen(2048)
+    except OSError as error:
+        server.close()
+        where = f"{config.host}:{config.port}"
+        raise ConfigError(
+            "port", config.port, f"cannot listen on {where} ({error.strerror})", "Choose another."
+        ) from error
+    return server
+
+
+def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
+    """Serve until told to stop; returns the exit code.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    listener = listen(server_config)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_Life(engine_config, server_config, listener).run())
+
+
+def _loop_factory():  # type: ignore[no-untyped-def]  # uvloop has no types
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+class _Life:
+    def __init__(self, engine_config: EngineConfig, config: ServerConfig, listener: socket.socket) -> None:
+        self.config = config
+        self.engine_config = engine_config
+        self.listener = listener
+        self.state = ServerState(config, engine_config, int(time.time()))
+        self.engine: AsyncEngine | None = None
+        self.stop = asyncio.Event()  # set by the first signal
+        self.stop_now = asyncio.Event()  # set by the second
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        server = _Uvicorn(
+            uvicorn.Config(
+                build_app(self.state),
+                http="httptools",
+                lifespan="off",
+                log_level=self.config.uvicorn_log_level,
+                access_log=self.config.uvicorn_log_level in ("info", "debug", "trace"),
+                timeout_graceful_shutdown=1,
+                server_header=False,
+            )
+        )
+        http = asyncio.create_task(server.serve(sockets=[self.listener]))
+        try:
+            return await self._serve()
+        finally:
+            server.should_exit = True
+            await http
+            if self.engine is not None:
+                await self.engine.close()
+
+    def _on_signal(self) -> None:
+        if self.stop.is_set():
+            self.stop_now.set()
+        self.stop.set()
+
+    async def _serve(self) -> int:
+        logger.info("listening on %s; /health answers 503 until the model is loaded", self.url)
+        loading = asyncio.create_task(load(self.engine_config, self.config, self._waiting_for))
+        stopped = asyncio.create_task(self.stop.wait())
+        await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            loading.cancel()
+            await asyncio.wait({loading})
+            return 0
+        try:
+            self.engine, self.state.served = loading.result()
+        except PacelineError as error:
+            logger.error("cannot start: %s", error)
+            return 1
+        served = self.state.served
+        self.state.metrics.attach(served.names[0], served.info, self.engine_config, self.engine)
+        self.state.phase = Phase.READY
+        logger.info("layers per stage: %s", ", ".join(map(str, served.info.layer_split)))
+        logger.info("Paceline is ready: %s/v1 serves %s", self.url, served.names[0])
+        stats = asyncio.create_task(log_stats(self.state, self.config.log_stats_interval))
+        died = asyncio.create_task(self.engine.died.wait())
+        try:
+            await asyncio.wait({stopped, died}, return_when=asyncio.FIRST_COMPLETED)
+            return await self._engine_died() if died.done() else await self._drain(died)
+        finally:
+            for task in (stats, died, stopped):
+                task.cancel()
+
+    def _waiting_for(self, what: str) -> None:
+        self.state.waiting_for = what
+
+    async def _engine_died(self) -> int:
+        self.state.phase = Phase.ENGINE_DEAD
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.state.wait_idle(), LAST_WORDS_SECONDS)
+        return 1
+
+    async def _drain(self, died: asyncio.Task[bool]) -> int:
+        """Let running requests end, for so long as is allowed or until a second signal."""
+        self.state.phase = Phase.DRAINING
+        if self.state.active:
+            logger.info(
+                "draining: %d requests may go on for %g s; a second signal ends them",
+                len(self.state.active),
+                self.config.shutdown_timeout,
+            )
+        idle = asyncio.create_task(self.state.wait_idle())
+        now = asyncio.create_task(self.stop_now.wait())
+        try:
+            await asyncio.wait(
+                {idle, now, died}, timeout=self.config.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            now.cancel()
+        if not idle.done() and self.engine is not None and self.engine.dead is None:
+            logger.info("ending %d requests", len(self.state.active))
+            self.engine.abort(list(self.state.engine_ids))
+            await asyncio.wait({idle}, timeout=LAST_WORDS_SECONDS)
+        idle.cancel()
+        logger.info("stopped")
+        return 1 if self.engine is not None and self.engine.dead is not None else 0
