@@ -45,11 +45,11 @@ def main() -> None:
             packed = [Linear(weight) for weight in matrices]
             inputs = {columns: torch.randn(rows, columns) for columns in (576, 1536)}
 
-            def plain(matrices: list[torch.Tensor] = matrices) -> None:
+            def plain(matrices: list[torch.Tensor] = matrices, inputs: dict[int, torch.Tensor] = inputs) -> None:
                 for weight in matrices:
                     functional.linear(inputs[weight.shape[1]], weight)
 
-            def prepacked(packed: list[Linear] = packed) -> None:
+            def prepacked(packed: list[Linear] = packed, inputs: dict[int, torch.Tensor] = inputs) -> None:
                 for product in packed:
                     product(inputs[product.in_features])
 

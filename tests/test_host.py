@@ -55,9 +55,7 @@ def test_memory_heeds_the_tightest_cgroup_above(tmp_path: Path) -> None:
 
 
 def test_memory_of_an_overdrawn_cgroup_is_nothing(tmp_path: Path) -> None:
-    root = v2_tree(
-        tmp_path, **{f"{OUTER}memoryDOTmax": str(GIB), f"{OUTER}memoryDOTcurrent": str(2 * GIB)}
-    )
+    root = v2_tree(tmp_path, **{f"{OUTER}memoryDOTmax": str(GIB), f"{OUTER}memoryDOTcurrent": str(2 * GIB)})
     assert host.available_memory(root) == 0
 
 
@@ -99,8 +97,7 @@ def test_hyperthreads_of_one_core_stay_together(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     siblings = {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}
     files = {
-        f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": f"{text}\n"
-        for cpu, text in siblings.items()
+        f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": f"{text}\n" for cpu, text in siblings.items()
     }
     assert host.usable_cores(lay_out(tmp_path, files)) == [0, 2, 1, 3]
 

@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 
 from paceline.messages import BatchResult, NewRequest, Plan, SampledToken, Slice
 
@@ -107,7 +108,7 @@ class FakePipeline:
     ) -> None:
         self.depth = stages
         bounds = [LAYERS * i // stages for i in range(stages + 1)]
-        self.stages = [_Stage(range(a, b), block_size) for a, b in zip(bounds, bounds[1:], strict=False)]
+        self.stages = [_Stage(range(a, b), block_size) for a, b in pairwise(bounds)]
         self.ready: deque[BatchResult] = deque()
         self._rng = rng
         self._fault_rate = fault_rate

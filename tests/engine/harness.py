@@ -197,7 +197,8 @@ class Harness:
         for earlier in list(core.in_flight)[:-1]:
             for request, slice_, life in zip(earlier.requests, earlier.plan.slices, earlier.lives, strict=True):
                 if request in members and slice_.generation == request.generation:
-                    assert life == request.life and not slice_.samples, "S2"
+                    assert life == request.life, "S2: drained before it is scheduled again"
+                    assert not slice_.samples, "S2"
         for request, slice_ in zip(batch.requests, slices, strict=True):
             assert request.status is RequestStatus.RUNNING, "S3"
             key = (request.number, request.generation, request.life)

@@ -75,7 +75,7 @@ class Mail:
 
     def wait(self, timeout: float | None) -> None:
         """Block until mail is there, or the front end has gone."""
-        events = dict(self._poller.poll(None if timeout is None else timeout * 1000))
+        events = dict(self._poller.poll(wire.milliseconds(timeout)))
         if sys.stdin.fileno() in events and self.socket not in events:
             raise PipelineError("the front end has gone")
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 def can_prepack(weight: Tensor) -> bool:
     """Whether oneDNN's layout is to be had for this weight."""
     on_cpu = weight.dtype is torch.float32 and weight.device.type == "cpu"
-    return on_cpu and torch.backends.mkldnn.is_available()
+    return on_cpu and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def prepack(weight: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from paceline.errors import ModelError
@@ -88,4 +88,4 @@ class Fields:
     def length_of(self, full_name: str) -> int | None:
         """How many entries a list has that lies outside the prefix; None when there is none."""
         value = self._values.get(full_name)
-        return len(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
+        return len(value) if isinstance(value, Sized) and not isinstance(value, str) else None

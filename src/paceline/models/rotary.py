@@ -25,7 +25,7 @@ def cos_sin_tables(rope: RopeSpec, length: int, max_position: int) -> tuple[Tens
 
 def _frequencies(rope: RopeSpec, length: int, max_position: int) -> Tensor:
     dims = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).float() / rope.rotary_dim
-    plain = 1.0 / (rope.theta**dims)
+    plain: Tensor = 1.0 / (rope.theta**dims)
     if rope.scaling == "linear":
         return plain / rope.factor
     if rope.scaling == "factors":
@@ -33,7 +33,8 @@ def _frequencies(rope: RopeSpec, length: int, max_position: int) -> Tensor:
     if rope.scaling == "dynamic" and length > max_position:
         stretch = rope.factor * length / max_position - (rope.factor - 1)
         theta = rope.theta * stretch ** (rope.rotary_dim / (rope.rotary_dim - 2))
-        return 1.0 / (theta**dims)
+        stretched: Tensor = 1.0 / (theta**dims)
+        return stretched
     if rope.scaling == "llama3":
         return _llama3(rope, plain)
     if rope.scaling == "yarn":

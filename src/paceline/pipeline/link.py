@@ -21,9 +21,9 @@ def send_hidden(socket: zmq.Socket[Any], plan: Plan, hidden: Tensor, times: list
     """Send [T, H]; the tensor must not be changed afterwards (its memory is handed over without a copy)."""
     on_cpu = hidden.to("cpu").contiguous()
     header = ActivationHeader(plan.epoch, plan.batch, (on_cpu.shape[0], on_cpu.shape[1]), _NAMES[on_cpu.dtype], times)
-    raw = on_cpu.view(torch.uint8).numpy()
+    raw = on_cpu.view(torch.uint8).numpy().data
     socket.send(msgspec.msgpack.encode(header), zmq.SNDMORE)
-    socket.send(raw, copy=False)
+    socket.send(raw, 0, copy=False)
 
 
 def receive_hidden(socket: zmq.Socket[Any], hidden_size: int) -> tuple[ActivationHeader, Tensor]:

@@ -165,7 +165,7 @@ class ProcessPipeline:
     def wait(self, timeout: float | None) -> None:
         if self._ready:
             return
-        events = dict(self._poller.poll(None if timeout is None else timeout * 1000))
+        events = dict(self._poller.poll(wire.milliseconds(timeout)))
         if self._control in events:
             self._receive()
         else:

@@ -6,6 +6,7 @@ domain sockets in a folder that only this user may enter.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -91,12 +92,17 @@ def decode(payload: bytes | memoryview, kind: type[T], what: str) -> T:
 
 def make_socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
     """A socket that refuses oversized messages, keeps all of ours, and does not hold up the end."""
-    socket = context.socket(kind)
+    socket: zmq.Socket[Any] = context.socket(kind)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
     return socket
+
+
+def milliseconds(timeout: float | None) -> int | None:
+    """A timeout in seconds as pollers want it, rounded up so that nobody wakes before it is over."""
+    return None if timeout is None else math.ceil(timeout * 1000)
 
 
 class SocketFolder:

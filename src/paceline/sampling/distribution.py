@@ -16,8 +16,6 @@ whatever else is sampled beside it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -111,13 +109,5 @@ def _nucleus(weights: Floats, top_p: float) -> Ids:
     # All weights below this bar add up to less than the tail that is cut off, so none of them can stay: no need to
     # sort them. On real distributions this leaves a few hundred of a vocabulary.
     bar = (1.0 - top_p) * total / weights.size
-    kept = np.flatnonzero(weights >= bar)
-    order = kept[np.argsort(-weights[kept], kind="stable")]
-    running = np.cumsum(weights[order], dtype=np.float64)
-    count = int(np.searchsorted(running, top_p * total, side="left")) + 1
-    return np.sort(order[:count])
-
-
-def row_of(array: Any) -> Floats:
-    """A float32 numpy view of one row."""
-    return np.asarray(array, dtype=np.float32)
+    running = np.cumsum(np.sort(weights[weights >= bar])[::-1], dtype=np.float64)
+    return largest(weights, int(np.searchsorted(running, top_p * total, side="left")) + 1)

@@ -1,32 +1,38 @@
-"""From logits to tokens: one row per slice that samples, none of them aware of the others.
+"""Chooses the next token of each row of logits.
 
-Rows that are greedy and want no log probabilities, which is most of them under load, share one batched argmax; an
-argmax of a row does not depend on other rows. Everything else works on one row at a time.
+A row's outcome is a function of its own logits, parameters, seed and position only: neighbours, batch size and row
+order cannot change a bit of it, and a damaged row costs nobody else anything.
 """
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from paceline.messages import SampledToken, TokenLogprobs
-from paceline.sampling.distribution import Floats, candidates, choose, is_greedy, largest
+from paceline.messages import SampledToken
+from paceline.sampling.distribution import Floats, Ids, candidates, choose, is_greedy
+from paceline.sampling.logprobs import token_logprobs
 from paceline.sampling.random import uniform
 from paceline.sampling_params import SamplingParams
 
-LOGPROB_FLOOR = -9999.0
-NOT_FINITE = "the model's output is not finite for this request"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 
 class SampleRow(NamedTuple):
-    """Whose token a row of logits is, and how it is chosen.
+    """Whose row it is, and how its token is to be chosen.
 
-    `position` is the index of the token to be sampled in prompt and output together.
+    Attributes:
+        request, generation: copied into the outcome.
+        position: index of the token to choose in prompt and output together.
+        num_prompt_tokens: so the token is output number ``position - num_prompt_tokens``.
+        sampling: validated, with a seed unless it is greedy.
+        eos_token_ids: the model's own ends.
     """
 
     request: int
@@ -34,86 +40,101 @@ class SampleRow(NamedTuple):
     position: int
     num_prompt_tokens: int
     sampling: SamplingParams
-    eos_token_ids: tuple[int, ...]
-
-    @property
-    def forbidden(self) -> tuple[int, ...]:
-        """Tokens that would end the output before it has `min_tokens`."""
-        if self.position - self.num_prompt_tokens >= self.sampling.min_tokens:
-            return ()
-        return self.sampling.stop_token_ids + self.eos_token_ids
+    eos_token_ids: tuple[int, ...] = ()
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
-    """One token per row, in order.
+    """One token per row.
 
     Args:
-        logits: [R, vocabulary] float32, on any device; changed in place for rows with forbidden tokens.
-        rows: R of them.
+        logits: [rows, vocabulary] float32 on any device; never changed.
+        rows: one per row of `logits`, in the same order.
 
     Returns:
-        R tokens. A row without a usable logit, or whose sampling fails, has ``token_id`` -1 and says why in ``error``.
+        In the order of `rows`. Where a row's logits have a NaN or +inf, or allow no token at all, or where choosing
+        failed: a token of -1 with the reason in ``error``.
     """
     if not rows:
         return []
-    logits = logits.cpu()
-    best, best_ids = logits.max(dim=-1)  # NaN wins a maximum, so this finds every unusable row
-    usable = torch.isfinite(best).tolist()
-    ids = _lowest_best(logits, best, best_ids)
-    tokens = []
-    for i, row in enumerate(rows):
-        if not usable[i]:
-            tokens.append(SampledToken(row.request, row.generation, -1, None, NOT_FINITE))
-        elif is_greedy(row.sampling) and row.sampling.logprobs is None and not row.forbidden:
-            tokens.append(SampledToken(row.request, row.generation, ids[i]))
+    table = _Logits(logits)
+    # Differences of huge logits and quotients by tiny temperatures may overflow to -inf, which means: never.
+    with np.errstate(over="ignore", under="ignore"):
+        return [_sample_row(table, index, row) for index, row in enumerate(rows)]
+
+
+class _Logits:
+    """Rows of logits as numpy arrays, and the best of each found for all rows at once.
+
+    Off the CPU only the rows that need more than their best token are copied to the host.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        logits = logits.detach()
+        self._logits = logits
+        self.best_ids: list[int]
+        self.best_values: list[float]
+        if logits.device.type == "cpu":  # numpy's argmax is an order of magnitude faster than torch's here
+            rows = logits.numpy()
+            ids = rows.argmax(axis=-1)
+            self.best_ids, self.best_values = ids.tolist(), rows[np.arange(len(ids)), ids].tolist()
         else:
-            tokens.append(_sample_row(logits[i].numpy(), row))
-    return tokens
+            values, best = logits.max(dim=-1)
+            self.best_ids, self.best_values = best.tolist(), values.tolist()
+
+    def row(self, index: int) -> Floats:
+        """[vocabulary]; may share memory with the logits, so it must not be written to."""
+        row: Floats = self._logits[index].cpu().numpy()
+        return row
 
 
-def _lowest_best(logits: Tensor, best: Tensor, best_ids: Tensor) -> list[int]:
-    """Greedy choices, the lowest id on a tie: torch leaves open which of several maxima it names."""
-    ids: list[int] = best_ids.tolist()
-    ties = (logits == best[:, None]).sum(dim=-1).tolist()
-    for i, count in enumerate(ties):
-        if count > 1:
-            ids[i] = int(torch.nonzero(logits[i] == best[i])[0])
-    return ids
-
-
-def _sample_row(logits: Floats, row: SampleRow) -> SampledToken:
+def _sample_row(table: _Logits, index: int, row: SampleRow) -> SampledToken:
+    best = table.best_values[index]
+    if not np.isfinite(best):  # argmax and max stop at a NaN and at +inf, and give -inf only if there is nothing else
+        what = "allow no token" if best == -np.inf else f"hold {best}"
+        return SampledToken(
+            row.request, row.generation, -1, error=f"the model's logits {what} at position {row.position}"
+        )
     try:
-        raw = logits
-        if row.forbidden:
-            logits = logits.copy()
-            logits[list(row.forbidden)] = -np.inf
-            if not np.isfinite(logits.max()):
-                return SampledToken(row.request, row.generation, -1, None, "every token is forbidden by min_tokens")
-        token = _choose_token(logits, row)
-        wanted = row.sampling.logprobs
-        logprobs = None if wanted is None else _logprobs(raw, token, wanted)
-        return SampledToken(row.request, row.generation, token, logprobs)
-    except (ArithmeticError, ValueError, IndexError) as error:
-        return SampledToken(row.request, row.generation, -1, None, f"sampling failed: {error}")
+        token = _choose_token(table, index, row)
+        logprobs = None
+        if token >= 0 and row.sampling.logprobs is not None:
+            logprobs = token_logprobs(table.row(index), token, row.sampling.logprobs)
+    except Exception as error:  # one request's bad parameters must not cost the whole batch, whatever they broke
+        log.exception("sampling failed for request %d", row.request)
+        return SampledToken(row.request, row.generation, -1, error=f"sampling failed: {type(error).__name__}")
+    if token < 0:
+        error_text = f"min_tokens forbids every token that the model allows at position {row.position}"
+        return SampledToken(row.request, row.generation, -1, error=error_text)
+    return SampledToken(row.request, row.generation, token, logprobs)
 
 
-def _choose_token(logits: Floats, row: SampleRow) -> int:
+def _choose_token(table: _Logits, index: int, row: SampleRow) -> int:
+    """The chosen id, or -1 if no token is left to choose."""
+    forbidden = _forbidden(row)
+    if is_greedy(row.sampling) and table.best_ids[index] not in forbidden:
+        return table.best_ids[index]
+    logits = table.row(index)
+    if forbidden:
+        logits = logits.copy()
+        logits[list(forbidden)] = -np.inf
+        if logits.max() == -np.inf:
+            return -1
     if is_greedy(row.sampling):
-        return int(np.argmax(logits))
+        return int(logits.argmax())
+    seed = row.sampling.seed
+    if seed is None:
+        raise ValueError("random sampling needs a seed; the front end draws one")
     ids, weights = candidates(logits, row.sampling)
-    index = choose(weights, uniform(row.sampling.seed or 0, row.position))
+    return _id_at(ids, choose(weights, uniform(seed, row.position)))
+
+
+def _forbidden(row: SampleRow) -> frozenset[int]:
+    """Tokens that would end the output before it has `min_tokens` tokens."""
+    if row.position - row.num_prompt_tokens >= row.sampling.min_tokens:
+        return frozenset()
+    ends = row.sampling.stop_token_ids
+    return frozenset(ends if row.sampling.ignore_eos else ends + row.eos_token_ids)
+
+
+def _id_at(ids: Ids | None, index: int) -> int:
     return index if ids is None else int(ids[index])
-
-
-def _logprobs(logits: Floats, token: int, wanted: int) -> TokenLogprobs:
-    """Log probabilities of the model's own distribution, before temperature and filters."""
-    top = float(logits.max())
-    log_total = top + math.log(float(np.exp(logits - np.float32(top), dtype=np.float64).sum()))
-    ids = largest(logits, wanted) if wanted else np.empty(0, dtype=np.int64)
-    ids = ids[np.argsort(-logits[ids], kind="stable")]
-
-    def finite(value: float) -> float:
-        return max(value - log_total, LOGPROB_FLOOR)
-
-    rank = int((logits > logits[token]).sum()) + 1
-    return TokenLogprobs(finite(float(logits[token])), rank, ids.tolist(), [finite(float(logits[i])) for i in ids])

@@ -63,7 +63,7 @@ class Metrics:
     """Counters and histograms of one server; silent until :meth:`attach` names the model."""
 
     def __init__(self) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.prompt_tokens = 0
         self.generation_tokens = 0

@@ -33,7 +33,7 @@ class CommonRequest(Struct, kw_only=True, frozen=True):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    max_tokens: int | None | UnsetType = UNSET
+    max_tokens: int | UnsetType | None = UNSET
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -121,8 +121,8 @@ def parse(body: dict[str, Any], cls: type[T], unknown: UnknownFields) -> T:
     Raises:
         RequestError: a field has the wrong type (`param` names it), or asks for what is not supported.
     """
-    unknown.note(body, _KNOWN[cls])
-    request = convert(body, cls)
+    unknown.note(body, _KNOWN[cls])  # type: ignore[index]
+    request: T = convert(body, cls)
     refuse_unsupported(body, _UNSUPPORTED.get(cls, {}))
     return request
 

@@ -34,8 +34,9 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
         def number(name: str, low: float, high: float) -> float | None:
             value = config.get(name)
-            good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            return value if good and low <= value <= high else None
+            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+                return None
+            return value if low <= value <= high else None
 
         top_k, max_tokens = number("top_k", -1, 2**31), number("max_new_tokens", 1, 2**31)
         return cls(

@@ -11,14 +11,15 @@ import time
 from collections.abc import Iterator
 
 import uvicorn
+import uvloop
 
 from paceline.config import EngineConfig, ServerConfig
 from paceline.engine.client import AsyncEngine
 from paceline.errors import ConfigError, PacelineError
 from paceline.server.app import build_app
 from paceline.server.loading import load
-from paceline.server.stats_log import log_stats
 from paceline.server.state import Phase, ServerState
+from paceline.server.stats_log import log_stats
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +62,8 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         ConfigError: the address cannot be used.
     """
     listener = listen(server_config)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Life(engine_config, server_config, listener).run())
-
-
-def _loop_factory():  # type: ignore[no-untyped-def]  # uvloop has no types
-    import uvloop
-
-    return uvloop.new_event_loop
 
 
 class _Life:

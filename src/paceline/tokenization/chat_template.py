@@ -17,8 +17,7 @@ from paceline.errors import RequestError
 from paceline.tokenization import template_worker
 
 TIME_LIMIT_SECONDS = 5.0
-# A worker's first answer also waits for the program to start, which takes long on a busy machine.
-START_LIMIT_SECONDS = 30.0
+START_LIMIT_SECONDS = 60.0  # for the worker program to come up, on however busy a machine
 
 
 class ChatTemplate:
@@ -101,12 +100,11 @@ class TemplateWorker:
         except (TypeError, ValueError, RecursionError) as error:
             raise _template_error(f"the conversation cannot be written as JSON ({error})") from error
         with self._lock:
-            process, limit = self._running()
             try:
-                reply = json.loads(_exchange(process, request, time.monotonic() + limit))
+                reply = json.loads(_exchange(self._running(), request, self._time_limit))
             except TimeoutError:
                 self._kill()
-                raise _template_error(f"it took longer than {limit:g} s") from None
+                raise _template_error(f"it took longer than {self._time_limit:g} s") from None
             except (EOFError, OSError):
                 self._kill()
                 raise _template_error("it used too much time or memory") from None
@@ -115,10 +113,10 @@ class TemplateWorker:
         text: str = reply["text"]
         return text
 
-    def _running(self) -> tuple[subprocess.Popen[bytes], float]:
-        """The worker and the time that it has for its next answer, in seconds."""
+    def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
-            return self._process, self._time_limit
+            return self._process
+        self._kill()
         self._process = subprocess.Popen(
             [sys.executable, "-m", template_worker.__name__],
             stdin=subprocess.PIPE,
@@ -127,7 +125,9 @@ class TemplateWorker:
             start_new_session=True,  # Ctrl-C in a terminal is for the server, which ends this one itself
         )
         weakref.finalize(self, _end, self._process)
-        return self._process, self._time_limit + START_LIMIT_SECONDS
+        # An empty request is answered as soon as the program is up, so that its start does not count as rendering.
+        _exchange(self._process, b'{"template": "", "variables": {}}', START_LIMIT_SECONDS)
+        return self._process
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -144,16 +144,24 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _exchange(process: subprocess.Popen[bytes], request: bytes, deadline: float) -> bytes:
+def _exchange(process: subprocess.Popen[bytes], request: bytes, time_limit: float) -> bytes:
+    """Send a request and wait for its answer.
+
+    Raises:
+        TimeoutError: it took longer than `time_limit` seconds.
+        EOFError, OSError: the program has ended.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
+    deadline = time.monotonic() + time_limit
+    poll = select.poll()  # select() cannot wait for a descriptor above 1023, and a server has many connections
+    poll.register(descriptor, select.POLLIN)
 
     def read_exactly(size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
             chunk = os.read(descriptor, size - len(data))
             if not chunk:

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer as Backend, models, normalizers
+from tokenizers import AddedToken, models, normalizers
+from tokenizers import Tokenizer as Backend
 
 from paceline.errors import ModelError
 from paceline.tokenization.chat_template import ChatTemplate

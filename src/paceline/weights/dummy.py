@@ -39,4 +39,5 @@ class DummyCheckpoint:
         if name.endswith("norm.weight"):
             return torch.ones(shape)
         generator = torch.Generator().manual_seed((zlib.crc32(name.encode()) << 31) ^ self._seed)
-        return torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+        values: torch.Tensor = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+        return values

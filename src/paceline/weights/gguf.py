@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROPE_FACTORS = "rope_freqs.weight"
 CHUNK_ELEMENTS = 1 << 22  # dequantised at a time, so that the temporary arrays stay small
 
-_PLAIN = {
+_PLAIN: dict[GGMLQuantizationType, np.dtype[Any]] = {
     GGMLQuantizationType.F32: np.dtype("<f4"),
     GGMLQuantizationType.F16: np.dtype("<f2"),
     GGMLQuantizationType.F64: np.dtype("<f8"),
@@ -64,7 +64,8 @@ class GGUFCheckpoint:
         """The tensor as float32, made a few rows at a time."""
         raw = self._file[tensor.offset : tensor.offset + tensor.nbytes]
         if tensor.type in _PLAIN:
-            return raw.view(_PLAIN[tensor.type]).reshape(tensor.shape).astype(np.float32)
+            plain: np.ndarray[Any, np.dtype[np.float32]] = raw.view(_PLAIN[tensor.type]).astype(np.float32)
+            return plain.reshape(tensor.shape)
         columns = tensor.shape[-1]
         rows = raw.reshape(-1, tensor.nbytes * columns // int(np.prod(tensor.shape)))
         out = np.empty((rows.shape[0], columns), dtype=np.float32)
