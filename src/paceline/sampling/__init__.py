@@ -1,0 +1,1 @@
+"""Choosing tokens: filters, random numbers keyed by (seed, position), log probabilities."""
