@@ -21,7 +21,9 @@ from paceline.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
+
+HOST = "cpu"
 
 
 class SampleRow(NamedTuple):
@@ -73,7 +75,7 @@ class _Logits:
         self._logits = logits
         self.best_ids: list[int]
         self.best_values: list[float]
-        if logits.device.type == "cpu":  # numpy's argmax is an order of magnitude faster than torch's here
+        if logits.device.type == HOST:  # numpy's argmax is an order of magnitude faster than torch's here
             rows = logits.numpy()
             ids = rows.argmax(axis=-1)
             self.best_ids, self.best_values = ids.tolist(), rows[np.arange(len(ids)), ids].tolist()
@@ -100,7 +102,7 @@ def _sample_row(table: _Logits, index: int, row: SampleRow) -> SampledToken:
         if token >= 0 and row.sampling.logprobs is not None:
             logprobs = token_logprobs(table.row(index), token, row.sampling.logprobs)
     except Exception as error:  # one request's bad parameters must not cost the whole batch, whatever they broke
-        log.exception("sampling failed for request %d", row.request)
+        logger.exception("sampling failed for request %d", row.request)
         return SampledToken(row.request, row.generation, -1, error=f"sampling failed: {type(error).__name__}")
     if token < 0:
         error_text = f"min_tokens forbids every token that the model allows at position {row.position}"
