@@ -14,7 +14,8 @@ class ConfigError(PacelineError):
     """
 
     def __init__(self, option: str, value: object, problem: str, fix: str) -> None:
-        super().__init__(f"--{option.replace('_', '-')} {value}: {problem}. {fix}")
+        given = f"--{option.replace('_', '-')} {value}".rstrip()
+        super().__init__(f"{given}: {problem}. {fix}")
         self.option = option
 
 

@@ -1,56 +1,63 @@
-"""The `paceline` command."""
+"""The ``paceline`` command. Each command's module is imported only when it is the one asked for."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 
-import paceline
-from paceline.errors import PacelineError
+from paceline import __version__
+from paceline.cli.parser import Parser
+from paceline.errors import ConfigError, PacelineError
 
-# Each command's module is imported only when it may be needed, so that `paceline --help` answers at once.
-COMMANDS = {
-    "serve": "serve a model to OpenAI clients",
-    "complete": "continue a text on a running server",
-    "chat": "talk to a running server",
-    "schedule": "show what the scheduler does with a scripted scenario (no model needed)",
-    "pull": "fetch a known model into the cache",
-    "bench": "measure throughput, offline",
+# name -> (module, help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("paceline.cli.serve", "serve a model over HTTP"),
+    "chat": ("paceline.cli.chat", "talk to a running server"),
+    "complete": ("paceline.cli.complete", "let a running server continue a text"),
+    "schedule": ("paceline.cli.schedule", "show what the scheduler does with a scripted scenario"),
+    "bench": ("paceline.cli.bench", "measure speed"),
+    "pull": ("paceline.cli.pull", "fetch a known model into the cache"),
 }
 
 
-def build_parser(command: str | None) -> argparse.ArgumentParser:
-    """The parser, with the options of `command` only (all others are listed with their help)."""
-    parser = argparse.ArgumentParser(
-        prog="paceline",
-        description="Pipeline-parallel inference for large language models.",
-        epilog="`paceline COMMAND --help` explains a command. A first try: paceline serve --pipeline-parallel-size 2",
-    )
-    parser.add_argument("--version", action="version", version=f"paceline {paceline.__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, text in COMMANDS.items():
-        if name == command:
-            importlib.import_module(f"paceline.cli.{name}").add_parser(subparsers)
-        else:
-            subparsers.add_parser(name, help=text, add_help=False)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    command = next((word for word in argv if word in COMMANDS), None)
-    args = build_parser(command).parse_args(argv)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 done, 1 failed, 2 wrong usage or configuration."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    parser = Parser(prog="paceline", description="A pipeline-parallel server for large language models.")
+    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     try:
-        return int(args.run(args))
+        for name, (module, text) in COMMANDS.items():
+            if name == chosen:
+                import_module(module).add_parser(subparsers)
+            else:
+                subparsers.add_parser(name, help=text)
+        args = parser.parse_args(arguments)
+        if args.command is None:
+            parser.print_help()
+            return 2
+        return _run(args)
+    except ConfigError as error:
+        return _fail(error, 2)
     except PacelineError as error:
-        print(f"paceline: {error}", file=sys.stderr)
-        return 1
+        return _fail(error, 1)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    code: int = import_module(COMMANDS[args.command][0]).run(args)
+    return code
+
+
+def _fail(error: PacelineError, code: int) -> int:
+    print(f"paceline: {error}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,73 +1,75 @@
-"""`paceline serve`: serve a model to OpenAI clients."""
+"""``paceline serve``: the HTTP server."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import sys
+from typing import Any
 
-from paceline.cli.options import Layers, add_options, hint_for
+from paceline.cli.foreign import add_foreign_flags
+from paceline.cli.options import add_options, resolve
 from paceline.config import EngineConfig, ServerConfig
 
-EXAMPLES = """\
-Examples:
-  paceline serve --pipeline-parallel-size 2        the default model, split over two processes
-  paceline serve ./model.gguf -pp 2 --port 9000    a file of your own
-  paceline serve --config server.yaml              options from a file; flags win over it
-  paceline serve --help=cache                      only the options with `cache` in them
+_DESCRIPTION = """\
+Serve a model over an OpenAI-compatible HTTP API, its layers split over a pipeline of processes.
 
-Every option is also an environment variable: PACELINE_MAX_NUM_SEQS=64. Whole numbers take 1k = 1000 and 1K = 1024.
+  paceline serve                                   the default model, on http://127.0.0.1:8000/v1
+  paceline serve model.gguf --pipeline-parallel-size 2
+  paceline serve --help=memory                     only the options that mention memory
+
+Every option can also be an environment variable (--max-num-seqs: PACELINE_MAX_NUM_SEQS) or a line of a YAML
+file (--config); a flag beats the environment, which beats the file. Numbers may be written 4k (4000) or 4K (4096).
 """
 
 
-class _Help(argparse.Action):
-    """`--help` shows everything, `--help=WORD` the options whose name or help has the word."""
-
-    def __call__(self, parser: argparse.ArgumentParser, _namespace: object, word: object, _flag: object = None) -> None:
-        if not isinstance(word, str) or word == "all":
-            parser.print_help()
-        else:
-            for action in parser._actions:
-                text = f"{' '.join(action.option_strings)}  {action.help or ''}"
-                if action.option_strings and word.lower() in text.lower():
-                    print(text.replace("%%", "%"))
-        parser.exit()
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        hint = hint_for(sys.argv[1:])
-        self.exit(2, f"paceline serve: {hint or message}\n")
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    subparsers._parser_class = _Parser  # so that errors of this command carry hints
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
     parser = subparsers.add_parser(
         "serve",
-        help="serve a model to OpenAI clients",
-        description=__doc__,
-        epilog=EXAMPLES,
+        help="serve a model over HTTP",
+        description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="paceline serve [MODEL] [options]",
         add_help=False,
     )
-    parser.add_argument("-h", "--help", nargs="?", action=_Help, metavar="WORD", help="show this, or search it")
-    parser.add_argument("model_positional", nargs="?", metavar="MODEL", help="same as --model")
-    parser.add_argument("--config", metavar="FILE", help="YAML file with options by their names")
-    parser.add_argument("--print-config", action="store_true", help="show each option's value and origin, and end")
+    parser.add_argument("model_argument", metavar="MODEL", nargs="?", help="The same as --model.")
     add_options(parser, EngineConfig, ServerConfig)
-    parser.set_defaults(run=run)
+    add_foreign_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.model_positional is not None:
-        args.model = args.model_positional
-    layers = Layers(args, EngineConfig, ServerConfig)
-    engine, server = layers.make(EngineConfig), layers.make(ServerConfig)
-    if args.print_config:
-        print(layers.describe())
-        return 0
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    from paceline.server.serve import run as serve
+    """Serve until told to stop; 0 after a clean end.
 
-    return serve(engine, server)
+    Raises:
+        ConfigError: an option cannot be used as given.
+    """
+    settings = resolve(args, EngineConfig, ServerConfig)
+    if args.model_argument is not None:
+        settings.set("model", args.model_argument, "flag")
+    engine_config, config = settings.make(EngineConfig), settings.make(ServerConfig)
+    if args.print_config:
+        print(settings.describe())
+        return 0
+    log_to_stderr()
+    from paceline.server.serve import run as serve  # slow to import, and not needed for --help
+
+    return serve(engine_config, config)
+
+
+class _OneLine(logging.Formatter):
+    """Control characters are escaped, so that nothing a client sent can forge a line of the log."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = "".join(
+            letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+            for letter in record.message
+        )
+        return super().formatMessage(record)
+
+
+def log_to_stderr() -> None:
+    """What the server says while it runs."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from paceline.config import EngineConfig, ServerConfig
 from paceline.engine.client import AsyncEngine
@@ -18,6 +21,8 @@ from paceline.weights.checkpoint import Checkpoint, open_checkpoint
 from paceline.weights.source import ModelFiles, resolve
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def find_model(config: EngineConfig) -> tuple[ModelFiles, Checkpoint, Tokenizer]:
@@ -46,7 +51,7 @@ async def load(
         PacelineError: why it cannot start; nothing is left running.
     """
     waiting_for("finding the model's files")
-    files, checkpoint, tokenizer = await asyncio.to_thread(find_model, engine_config)
+    files, checkpoint, tokenizer = await _in_background(lambda: find_model(engine_config))
     template = _template(server_config.chat_template)
     eos = tuple(sorted({*checkpoint.generation_config["eos_token_id"], *tokenizer.eos_token_ids}))
     engine = AsyncEngine(engine_config, files.path, eos)
@@ -66,6 +71,28 @@ async def load(
         longest_token=max(len(tokenizer.token_bytes(token)) for token in range(vocab_size)),
     )
     return engine, served
+
+
+async def _in_background(work: Callable[[], T]) -> T:
+    """Run blocking `work`; unlike one of the loop's own threads, this one does not hold up the end of the program."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not result.done():  # else nobody waits any more
+            set_outcome(outcome)
+
+    def thread() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the program ends
+            try:
+                value = work()
+            except Exception as error:
+                loop.call_soon_threadsafe(settle, result.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(settle, result.set_result, value)
+
+    threading.Thread(target=thread, daemon=True).start()
+    return await result
 
 
 def _template(path: str | None) -> str | None:

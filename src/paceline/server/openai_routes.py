@@ -48,7 +48,8 @@ async def _answer(state: ServerState, request: Request, kind: type[Body], shape_
     shape = shape_kind(body, served.names[0], names, state.config.enable_force_include_usage)
 
     async def work(sender: Sender) -> None:
-        choices = await _choices(body, served, shape.id)
+        served.engine.check_queue()  # before any work is spent on it
+        choices = await _choices(body, served, shape.id, state.engine_config.max_num_queued_reqs)
         state.require_ready()  # reading and tokenizing took time
         generation = Generation(state, choices, body.priority or 0, _cache_salt(request, body))
         await (send_stream if body.stream else send_whole)(sender, generation, shape)
@@ -56,7 +57,7 @@ async def _answer(state: ServerState, request: Request, kind: type[Body], shape_
     return Answer(state, shape.id, label_of(request), work)
 
 
-async def _choices(body: Body, served: Served, request_id: str) -> list[Choice]:
+async def _choices(body: Body, served: Served, request_id: str, queue_size: int) -> list[Choice]:
     """One choice per prompt, everything about it checked.
 
     Raises:
@@ -66,6 +67,12 @@ async def _choices(body: Body, served: Served, request_id: str) -> list[Choice]:
         prompts = await completion_prompts(body, served)
     else:
         prompts = [await chat_prompt(body, served)]
+    if len(prompts) > queue_size:
+        raise RequestError(
+            f"prompt has {len(prompts)} items, and the queue has room for {queue_size}.",
+            code="out_of_range",
+            param="prompt",
+        )
     return [
         Choice(
             index,

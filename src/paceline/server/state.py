@@ -28,6 +28,8 @@ class Engine(Protocol):
     @property
     def stats(self) -> CoreStats | None: ...
 
+    def check_queue(self, num_requests: int = 1) -> None: ...
+
     def generate(
         self,
         request_id: str,
