@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,19 @@ from paceline.messages import (
     Shutdown,
     ToCore,
 )
-from paceline.pipeline import wire
+from paceline.pipeline import child, wire
 from paceline.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0  # how long the core may take to end by itself
+LAST_WORDS_SECONDS = 2.0  # how long what it said last may take to arrive after its end
+
+
+def kv_cache_size(info: CoreReady) -> tuple[int, int]:
+    """Tokens in the KV cache, and how many requests of the maximum length fit in it at once."""
+    blocks_each = -(-info.max_model_len // info.block_size)
+    return info.num_blocks * info.block_size, info.num_blocks // blocks_each
 
 
 class StartError(PacelineError):
@@ -72,6 +78,7 @@ class AsyncEngine:
         self._context: zmq.asyncio.Context | None = None
         self._socket: Any = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._death_fd: int | None = None  # readable once the core's process has ended
         self._reader: asyncio.Task[None] | None = None
         self._started: asyncio.Future[CoreReady] | None = None
         self._closing = False
@@ -104,31 +111,20 @@ class AsyncEngine:
         self._socket = wire.make_socket(self._context, zmq.PAIR)
         address = self._folder.address("mail")
         self._socket.bind(address)
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "paceline.engine.process"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-        )
-        assert self._child.stdin is not None
         config = CoreConfig(self.config, str(self._model_path), address)
-        self._child.stdin.write(msgspec.json.encode(config) + b"\n")
-        self._child.stdin.flush()
-        death = os.pidfd_open(self._child.pid)
-        loop.add_reader(death, self._core_ended, death)
+        self._child = child.start("paceline.engine.process", msgspec.json.encode(config))
+        self._death_fd = os.pidfd_open(self._child.pid)
+        loop.add_reader(self._death_fd, self._core_ended)
         self._reader = asyncio.create_task(self._read())
         try:
             self._info = await self._started
         except BaseException:
             await self.close()
             raise
-        tokens = self._info.num_blocks * self._info.block_size
-        at_once = tokens // self._info.max_model_len
-        logger.info(
-            "KV cache: %s tokens; at most %s requests of the maximum length at once", f"{tokens:,}", f"{at_once:,}"
-        )
-        wanted = self.config.max_model_len
-        if wanted is not None and self._info.max_model_len < wanted:
-            logger.warning(
-                "the model length is capped to %d tokens: the KV cache holds no more", self._info.max_model_len
-            )
+        tokens, at_once = kv_cache_size(self._info)
+        logger.info("KV cache: %d tokens; at most %d requests of the maximum length at once", tokens, at_once)
+        if self._info.max_model_len == tokens != self.config.max_model_len:
+            logger.warning("the model length is capped to %d tokens: the KV cache holds no more", tokens)
         return self._info
 
     async def close(self) -> None:
@@ -137,7 +133,8 @@ class AsyncEngine:
         if self._socket is not None and self._child is not None and self._child.poll() is None:
             with contextlib.suppress(zmq.ZMQError):
                 self._post(Shutdown())
-            await asyncio.to_thread(self._end_child, self._child)
+            await asyncio.to_thread(child.stop, [self._child], STOP_SECONDS)
+        self._forget_death()
         if self._reader is not None:
             self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -150,17 +147,6 @@ class AsyncEngine:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
-
-    @staticmethod
-    def _end_child(child: subprocess.Popen[bytes]) -> None:
-        if child.stdin is not None:
-            with contextlib.suppress(OSError):
-                child.stdin.close()
-        try:
-            child.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
     # ------------------------------------------------------------ requests
 
@@ -239,33 +225,50 @@ class AsyncEngine:
     # ------------------------------------------------------------ what the core says
 
     async def _read(self) -> None:
-        while True:
-            message = self._decoder.decode(await self._socket.recv())
-            if isinstance(message, Outputs):
-                for output in message.outputs:
-                    self._waiting.discard(output.request_id)
-                    if (queue := self._streams.get(output.request_id)) is not None:
-                        queue.put_nowait(output)
-            elif isinstance(message, CoreStats):
-                self.stats = message
-            elif isinstance(message, CoreProgress):
-                self._on_progress(message)
-            elif isinstance(message, CoreReady):
-                self._set_started(message)
-            else:
-                self._die(message.error)
+        try:
+            while True:
+                message = self._decoder.decode(await self._socket.recv())
+                if self._folder is not None:  # the core is connected, and nobody else shall be
+                    self._folder.close()
+                    self._folder = None
+                self._take(message)
+        except Exception as error:  # without this task no stream would ever end
+            logger.exception("reading from the engine core failed")
+            self._die(f"what the engine core said could not be read: {type(error).__name__}")
+
+    def _take(self, message: FromCore) -> None:
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                self._waiting.discard(output.request_id)
+                if (queue := self._streams.get(output.request_id)) is not None:
+                    queue.put_nowait(output)
+        elif isinstance(message, CoreStats):
+            self.stats = message
+        elif isinstance(message, CoreProgress):
+            self._on_progress(message)
+        elif isinstance(message, CoreReady):
+            self._set_started(message)
+        else:
+            self._die(message.error)
 
     def _set_started(self, ready: CoreReady) -> None:
         if self._started is not None and not self._started.done():
             self._started.set_result(ready)
 
-    def _core_ended(self, death: int) -> None:
-        """The core's process is gone; what it said last may still be on its way."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(death)
-        os.close(death)
-        if not self._closing:
-            loop.call_later(0.2, self._die, "the engine core ended unexpectedly")
+    def _core_ended(self) -> None:
+        """The core's process is gone. If it ended by itself it has said why, and that may still be on its way."""
+        self._forget_death()
+        if self._closing or self._child is None:
+            return
+        code = self._child.wait()
+        patience = LAST_WORDS_SECONDS if code > 0 else 0.0
+        asyncio.get_running_loop().call_later(patience, self._die, f"the engine core {child.how_it_ended(code)}")
+
+    def _forget_death(self) -> None:
+        if self._death_fd is not None:
+            asyncio.get_running_loop().remove_reader(self._death_fd)
+            os.close(self._death_fd)
+            self._death_fd = None
 
     def _die(self, error: str) -> None:
         if self.dead is not None:
@@ -274,7 +277,7 @@ class AsyncEngine:
         self.died.set()
         if self._started is not None and not self._started.done():
             self._started.set_exception(StartError(error))
-        if not self._closing:
+        if self._info is not None and not self._closing:
             logger.error("the engine died: %s", error)
         for queue in self._streams.values():
             queue.put_nowait(None)

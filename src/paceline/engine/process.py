@@ -33,6 +33,7 @@ from paceline.pipeline.build import (
     cache_blocks,
     layer_ranges,
     load_stage,
+    now_and_then,
     open_model,
     resolved_cache_dtype,
     resolved_dtype,
@@ -131,10 +132,10 @@ def _inline(
     models = []
     for stage, layers in enumerate(ranges):
 
-        def progress(done: float, what: str, stage: int = stage) -> None:
+        def report(done: float, stage: int = stage) -> None:
             mail.send(CoreProgress(stage, "loading weights", done))
 
-        models.append(load_stage(engine, checkpoint, layers, max_model_len, progress))
+        models.append(load_stage(engine, checkpoint, layers, max_model_len, now_and_then(report)))
     sizes = [model.cache_bytes_per_block(engine.block_size, cache_dtype) for model in models]
     num_blocks = cache_blocks(engine, sizes, [available_memory()], max_model_len)
     for model in models:

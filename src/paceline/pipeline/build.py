@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.models.decoder import StageModel
+
+PROGRESS_INTERVAL = 0.2  # seconds
 
 
 def resolved_dtype(config: EngineConfig) -> str:
@@ -35,6 +39,20 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def open_model(config: EngineConfig, path: Path) -> Checkpoint:
     return open_checkpoint(path, config.load_format, config.seed)
+
+
+def now_and_then(report: Callable[[float], None]) -> Callable[[float, str], None]:
+    """A progress callback for :func:`load_stage` that reports a few times a second, and the end always."""
+    last = -math.inf
+
+    def progress(done: float, what: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done >= 1.0 or now - last >= PROGRESS_INTERVAL:
+            last = now
+            report(done)
+
+    return progress
 
 
 def load_stage(
@@ -84,30 +102,39 @@ def cache_blocks(
     """How many KV blocks every stage can have: the smallest stage decides.
 
     Stages of one host share its memory, so each gets the part of it that its blocks take of one block over all stages.
-    No more blocks are made than all requests at once could fill.
+    Unless a number is asked for, no more blocks are made than all requests at once could fill.
 
     Args:
         bytes_per_block: of each stage.
         available_memory: free bytes that each stage saw after loading its weights.
 
     Raises:
-        ConfigError: not even one block fits.
+        ConfigError: not even one block fits, or more is asked for than there is.
     """
+    free, all_stages = min(available_memory), sum(bytes_per_block)
     if config.num_blocks is not None:
-        return config.num_blocks
-    if config.kv_cache_memory_bytes is not None:
-        blocks = min(config.kv_cache_memory_bytes // size for size in bytes_per_block)
-        option, given = "kv_cache_memory_bytes", config.kv_cache_memory_bytes
+        option, given, blocks = "num_blocks", str(config.num_blocks), config.num_blocks
+    elif config.kv_cache_memory_bytes is not None:
+        option, given = "kv_cache_memory_bytes", str(config.kv_cache_memory_bytes)
+        blocks = config.kv_cache_memory_bytes // max(bytes_per_block)
     else:
-        usable = int(min(available_memory) * config.memory_utilization)
-        blocks = usable // sum(bytes_per_block)
-        option, given = "memory_utilization", config.memory_utilization  # type: ignore[assignment]
-    most = config.max_num_seqs * -(-max_model_len // config.block_size)
+        option, given = "memory_utilization", str(config.memory_utilization)
+        blocks = int(free * config.memory_utilization) // all_stages
     if blocks < 1:
         raise ConfigError(
             option,
             given,
             f"leaves no room for a single block of {max(bytes_per_block)} bytes per stage",
-            "Give more memory, or a smaller --block-size",
+            "Give more memory, or a smaller --block-size.",
         )
-    return min(blocks, most)
+    if config.num_blocks is None:
+        blocks = min(blocks, config.max_num_seqs * -(-max_model_len // config.block_size))
+    if blocks * all_stages > free:
+        raise ConfigError(
+            option,
+            given,
+            f"asks for {blocks * all_stages / 2**30:.1f} GiB of KV cache over all stages, and {free / 2**30:.1f} GiB "
+            "are free",
+            f"At most {free // all_stages} blocks of {config.block_size} tokens fit.",
+        )
+    return blocks

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +24,9 @@ from paceline.host import share_cores, usable_cores
 from paceline.messages import BatchResult, CoreProgress, Plan
 from paceline.pipeline import wire
 from paceline.pipeline.build import cache_blocks
+from paceline.pipeline.child import how_it_ended, start, stop
 
-STOP_SECONDS = 2.0  # how long a stage may take to end by itself
+STOP_SECONDS = 2.0  # how long stages may take to end by themselves
 
 OnProgress = Callable[[CoreProgress], None]
 
@@ -91,13 +91,8 @@ class ProcessPipeline:
             link_in=self._folder.address(f"link-{stage}") if stage > 0 else None,
             link_out=self._folder.address(f"link-{stage + 1}") if stage + 1 < self.depth else None,
         )
-        child = subprocess.Popen(
-            [sys.executable, "-m", "paceline.pipeline.worker"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-        )
+        child = start("paceline.pipeline.worker", msgspec.json.encode(worker))
         self._children.append(child)
-        assert child.stdin is not None
-        child.stdin.write(msgspec.json.encode(worker) + b"\n")
-        child.stdin.flush()
         fd = os.pidfd_open(child.pid)
         self._death_fds[fd] = stage
         self._poller.register(fd, zmq.POLLIN)
@@ -114,6 +109,8 @@ class ProcessPipeline:
             StageFailedError: a stage could not start.
             PipelineError: a stage died.
         """
+        for stage in range(self.depth):
+            on_progress(CoreProgress(stage, "starting", 0.0))
         loaded: dict[int, wire.Loaded] = {}
         while len(loaded) < self.depth:
             stage, kind, payload = self._news()
@@ -137,6 +134,7 @@ class ProcessPipeline:
         while ready < self.depth:
             _, kind, _ = self._news()
             ready += kind == wire.READY
+        self._folder.close()  # every socket is connected
         return num_blocks, reports
 
     def _news(self) -> tuple[int, bytes, bytes]:
@@ -146,7 +144,8 @@ class ProcessPipeline:
             if self._control in events:
                 identity, kind, payload = self._control.recv_multipart()
                 if kind == wire.FAILED:
-                    raise StageFailedError(wire.decode(payload, wire.Failed, "failure").error)
+                    error = wire.decode(payload, wire.Failed, "failure").error
+                    raise StageFailedError(f"stage {int(identity)} could not start: {error}")
                 return int(identity), kind, payload
             self._check_alive(events)
             if self._mail in events:  # nobody writes before the engine is ready, so the front end has gone
@@ -174,16 +173,7 @@ class ProcessPipeline:
     def close(self) -> None:
         with contextlib.suppress(PipelineError, zmq.ZMQError):
             self._send_all(wire.STOP, b"")
-        for child in self._children:
-            if child.stdin is not None:
-                with contextlib.suppress(OSError):
-                    child.stdin.close()
-        for child in self._children:
-            try:
-                child.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        stop(self._children, STOP_SECONDS)
         for fd in self._death_fds:
             os.close(fd)
         self._death_fds.clear()
@@ -214,6 +204,4 @@ class ProcessPipeline:
         for fd, stage in self._death_fds.items():
             if fd in events:
                 self._receive()  # its last words, if it had any, tell more than its exit code
-                code = self._children[stage].wait()
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                raise PipelineError(f"stage {stage} {how}")
+                raise PipelineError(f"stage {stage} {how_it_ended(self._children[stage].wait())}")

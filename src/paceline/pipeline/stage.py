@@ -60,7 +60,7 @@ class StageRunner:
         """
         self._learn(plan)
         inputs = self._inputs(plan)
-        out = self.model.forward(inputs, hidden)
+        out = self.model.forward(inputs, None if hidden is None else hidden.to(self.model.device))
         if not self.model.is_last:
             return out
         return sample(out, self._sample_rows(plan))

@@ -65,6 +65,9 @@ class Empty(msgspec.Struct, frozen=True):
     """For messages whose kind says everything."""
 
 
+# On the link between two stages, once, before the first activation: the connection is up.
+LINK_UP = b"link up"
+
 HELLO, PROGRESS, LOADED, MAKE_CACHE, READY, PLAN, RESULT, FAILED, STOP = (
     b"hello",
     b"progress",
@@ -106,11 +109,16 @@ def milliseconds(timeout: float | None) -> int | None:
 
 
 class SocketFolder:
-    """A private folder for Unix domain sockets, removed by :meth:`close`."""
+    """A private folder (0700) for Unix domain sockets.
+
+    It is needed only until everybody is connected: :meth:`close` it then, and nothing is left behind even if all of us
+    are killed, and nobody can connect any more.
+    """
 
     def __init__(self) -> None:
-        self.path = tempfile.mkdtemp(prefix="paceline-")
-        os.chmod(self.path, 0o700)
+        # The path of a socket is limited to about a hundred bytes, which a long TMPDIR would exceed.
+        parent = tempfile.gettempdir()
+        self.path = tempfile.mkdtemp(prefix="paceline-", dir=parent if len(os.fsencode(parent)) <= 64 else "/tmp")
 
     def address(self, name: str) -> str:
         return f"ipc://{self.path}/{name}"

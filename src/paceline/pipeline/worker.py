@@ -18,17 +18,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, PipelineError
 from paceline.host import available_memory
 from paceline.messages import ActivationHeader, BatchResult, Plan, StageTimes
 from paceline.pipeline import wire
-from paceline.pipeline.build import load_stage, open_model, resolved_cache_dtype, resolved_dtype, torch_dtype
+from paceline.pipeline.build import (
+    load_stage,
+    now_and_then,
+    open_model,
+    resolved_cache_dtype,
+    resolved_dtype,
+    torch_dtype,
+)
 from paceline.pipeline.child import end_with_parent, read_config
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-PROGRESS_INTERVAL = 0.2  # seconds
 
 
 class Worker:
@@ -44,7 +49,6 @@ class Worker:
         self.link_out = self._link(zmq.PUSH, config.link_out)
         self.plans: deque[tuple[Plan, float]] = deque()
         self.inputs: deque[tuple[ActivationHeader, Tensor, float]] = deque()
-        self._last_progress = 0.0
 
     def _link(self, kind: int, address: str | None) -> zmq.Socket[Any] | None:
         if address is None:
@@ -54,6 +58,7 @@ class Worker:
             socket.bind(address)
         else:
             socket.connect(address)
+            socket.send(wire.LINK_UP)
         return socket
 
     def send(self, kind: bytes, message: Any = None) -> None:
@@ -69,7 +74,11 @@ class Worker:
         self.send(wire.HELLO)
         checkpoint = open_model(engine, Path(config.model_path))
         model = load_stage(
-            engine, checkpoint, (config.first_layer, config.last_layer), config.max_model_len, self._progress
+            engine,
+            checkpoint,
+            (config.first_layer, config.last_layer),
+            config.max_model_len,
+            now_and_then(lambda done: self.send(wire.PROGRESS, wire.Progress("loading weights", done))),
         )
         cache_dtype = torch_dtype(resolved_cache_dtype(engine))
         bytes_per_block = model.cache_bytes_per_block(engine.block_size, cache_dtype)
@@ -83,7 +92,20 @@ class Worker:
         model.allocate_cache(wire.decode(payload, wire.MakeCache, "cache").num_blocks, engine.block_size, cache_dtype)
         self.hidden_size = checkpoint.spec.hidden_size
         self.runner = StageRunner(model, engine.block_size)
+        self._await_link()
         self.send(wire.READY)
+
+    def _await_link(self) -> None:
+        """Wait until the stage before is connected; the folder with the sockets goes away after that."""
+        if self.link_in is None:
+            return
+        poller = zmq.Poller()
+        poller.register(self.link_in, zmq.POLLIN)
+        poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        if self.link_in not in dict(poller.poll()):
+            raise SystemExit(0)  # the parent closed standard input
+        if self.link_in.recv() != wire.LINK_UP:
+            raise PipelineError("the stage before began with something else than a greeting")
 
     def _free_memory(self) -> int:
         if self.config.engine.device == "cuda":
@@ -91,12 +113,6 @@ class Worker:
 
             return torch.cuda.mem_get_info()[0]
         return available_memory()
-
-    def _progress(self, done: float, what: str) -> None:
-        now = time.monotonic()
-        if done >= 1.0 or now - self._last_progress >= PROGRESS_INTERVAL:
-            self._last_progress = now
-            self.send(wire.PROGRESS, wire.Progress("loading weights", done))
 
     # ------------------------------------------------------------ the loop
 
