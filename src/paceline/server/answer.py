@@ -10,8 +10,8 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from paceline.engine.choice import Delta
 from paceline.errors import RequestError
-from paceline.server.choice import Delta
 from paceline.server.errors import as_request_error, error_body, error_events, error_headers
 from paceline.server.generation import Generation
 from paceline.server.shapes import DONE, Shape

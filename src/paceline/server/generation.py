@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from paceline.server.choice import Choice, Delta
+from paceline.engine.choice import Choice, Delta
 from paceline.server.state import ServerState
 
 Event = tuple[Choice, Delta, bool]  # the last says whether every choice has ended now

@@ -12,32 +12,15 @@ from typing import Any, TypeVar
 
 from paceline.config import EngineConfig, ServerConfig
 from paceline.engine.client import AsyncEngine
+from paceline.engine.model_files import find_model
 from paceline.errors import ConfigError
 from paceline.messages import CoreProgress
 from paceline.server.sampling import SamplingDefaults
 from paceline.server.state import Served
-from paceline.tokenization import Tokenizer, load_tokenizer
-from paceline.weights.checkpoint import Checkpoint, open_checkpoint
-from paceline.weights.source import ModelFiles, resolve
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-def find_model(config: EngineConfig) -> tuple[ModelFiles, Checkpoint, Tokenizer]:
-    """The model's files, its headers and its tokenizer; blocks, perhaps for a download.
-
-    Raises:
-        ModelError: something is missing or damaged.
-    """
-    where = {"revision": config.revision, "download_dir": config.download_dir}
-    files = resolve(config.model, offline=config.offline, **where)
-    checkpoint = open_checkpoint(files.path, config.load_format, config.seed)
-    path = files.path
-    if config.tokenizer is not None:
-        path = resolve(config.tokenizer, offline=config.offline, **where).path
-    return files, checkpoint, load_tokenizer(path)
 
 
 async def load(
@@ -51,24 +34,22 @@ async def load(
         PacelineError: why it cannot start; nothing is left running.
     """
     waiting_for("finding the model's files")
-    files, checkpoint, tokenizer = await _in_background(lambda: find_model(engine_config))
+    model = await _in_background(lambda: find_model(engine_config))
     template = _template(server_config.chat_template)
-    eos = tuple(sorted({*checkpoint.generation_config["eos_token_id"], *tokenizer.eos_token_ids}))
-    engine = AsyncEngine(engine_config, files.path, eos)
+    engine = AsyncEngine(engine_config, model.files.path, model.eos_token_ids)
     waiting_for("starting the stages")
     info = await engine.start(_Progress(waiting_for, engine_config.pipeline_parallel_size))
     use_own = server_config.generation_config == "auto"
-    defaults = SamplingDefaults.from_generation_config(checkpoint.generation_config) if use_own else SamplingDefaults()
-    vocab_size = min(tokenizer.vocab_size, checkpoint.spec.vocab_size)
+    own = model.checkpoint.generation_config if use_own else {}
     served = Served(
         engine=engine,
-        tokenizer=tokenizer,
+        tokenizer=model.tokenizer,
         info=info,
-        vocab_size=vocab_size,
-        names=engine_config.served_model_name or (files.name,),
-        defaults=defaults,
+        vocab_size=model.vocab_size,
+        names=engine_config.served_model_name or (model.files.name,),
+        defaults=SamplingDefaults.from_generation_config(own),
         chat_template=template,
-        longest_token=max(len(tokenizer.token_bytes(token)) for token in range(vocab_size)),
+        longest_token=max(len(model.tokenizer.token_bytes(token)) for token in range(model.vocab_size)),
     )
     return engine, served
 

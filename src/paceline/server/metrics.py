@@ -13,7 +13,7 @@ from paceline.messages import CoreReady
 from paceline.server.core_metrics import CoreCollector, StatsSource
 
 if TYPE_CHECKING:
-    from paceline.server.choice import Choice
+    from paceline.engine.choice import Choice
 
 _TTFT = (
     0.001,

@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.engine.choice import Choice
 from paceline.errors import RequestError
 from paceline.server.access import user
 from paceline.server.answer import Answer, Sender, send_stream, send_whole
 from paceline.server.body import label_of, read_object
-from paceline.server.choice import Choice
 from paceline.server.generation import Generation
 from paceline.server.logprobs import TokenNames
 from paceline.server.prompts import chat_prompt, completion_prompts

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.server.choice import Choice, Delta
+from paceline.engine.choice import Choice, Delta
 from paceline.server.logprobs import CompletionLogprobs, TokenNames, chat_logprobs
 from paceline.server.protocol import ChatRequest, CompletionRequest
 
