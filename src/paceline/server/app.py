@@ -11,8 +11,8 @@ import paceline
 from paceline.errors import EngineDeadError, RequestError
 from paceline.server.access import HostGuard, Keys
 from paceline.server.errors import as_request_error, error_body, error_headers
-from paceline.server.openai_routes import openai_routes
-from paceline.server.service_routes import health_routes, model_routes
+from paceline.server.openai_routes import add_openai_routes
+from paceline.server.service_routes import add_health_routes, add_model_routes
 from paceline.server.state import ServerState
 
 
@@ -26,8 +26,8 @@ def build_app(state: ServerState) -> FastAPI:
         dependencies=[Depends(keys.require)],
         redirect_slashes=False,
     )
-    for router in (openai_routes(state), health_routes(state), model_routes(state)):
-        app.include_router(router)
+    for add_routes in (add_openai_routes, add_health_routes, add_model_routes):
+        add_routes(app, state)
     for kind in (RequestError, EngineDeadError, Exception):
         app.add_exception_handler(kind, _tell)
     app.add_exception_handler(HTTPException, _tell_http)

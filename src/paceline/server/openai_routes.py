@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,21 +22,18 @@ from paceline.server.state import Served, ServerState
 Body = CompletionRequest | ChatRequest
 
 
-def openai_routes(state: ServerState) -> APIRouter:
-    """The routes that generate text."""
-    router = APIRouter()
+def add_openai_routes(app: FastAPI, state: ServerState) -> None:
+    """Add the routes that generate text."""
 
-    @router.post("/v1/completions")
+    @app.post("/v1/completions")
     @user
     async def completions(request: Request) -> Response:
         return await _answer(state, request, CompletionRequest, CompletionShape)
 
-    @router.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions")
     @user
     async def chat_completions(request: Request) -> Response:
         return await _answer(state, request, ChatRequest, ChatShape)
-
-    return router
 
 
 async def _answer(state: ServerState, request: Request, kind: type[Body], shape_kind: type[Shape]) -> Response:

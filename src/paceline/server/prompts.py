@@ -44,7 +44,7 @@ def _checked_ids(ids: list[int], served: Served, param: str) -> list[int]:
     if not ids:
         raise RequestError("The prompt is empty.", param=param)
     limit = served.info.max_model_len
-    if len(ids) > limit:
+    if len(ids) >= limit:
         raise too_long(f"has {len(ids)} tokens", limit, param)
     if min(ids) < 0 or max(ids) >= served.vocab_size:
         raise RequestError(f"Token ids must be from 0 to {served.vocab_size - 1}.", code="out_of_range", param=param)
@@ -53,15 +53,15 @@ def _checked_ids(ids: list[int], served: Served, param: str) -> list[int]:
 
 def too_long(what: str, limit: int, param: str) -> RequestError:
     return RequestError(
-        f"The prompt {what}, but the model's length is {limit} tokens for prompt and output together. "
-        "Shorten the prompt.",
+        f"The prompt {what}, but the model's length is {limit} tokens for prompt and output together, "
+        "and there must be room for at least one token of output.",
         code="context_length_exceeded",
         param=param,
     )
 
 
 async def encode(text: str, served: Served, add_special_tokens: bool, param: str = "prompt") -> list[int]:
-    """Token ids of `text`, at least one and not more than the model's length.
+    """Token ids of `text`, at least one and fewer than the model's length.
 
     Raises:
         RequestError: empty or too long; a hopelessly long text is refused without tokenizing it.
@@ -69,34 +69,45 @@ async def encode(text: str, served: Served, add_special_tokens: bool, param: str
     limit = served.info.max_model_len
     if len(text) > limit * served.longest_token:
         raise too_long(f"of {len(text)} characters has more tokens than fit", limit, param)
-    if len(text) <= SHORT_TEXT:
-        ids = served.tokenizer.encode(text, add_special_tokens)
-    else:
-        ids = await asyncio.to_thread(served.tokenizer.encode, text, add_special_tokens)
+    ids = await tokens_of(text, served, add_special_tokens)
     if not ids:
         raise RequestError("The prompt is empty.", param=param)
-    if len(ids) > limit:
+    if len(ids) >= limit:
         raise too_long(f"has {len(ids)} tokens", limit, param)
     return ids
 
 
-async def chat_prompt(request: ChatRequest | TokenizeRequest, served: Served) -> list[int]:
+async def tokens_of(text: str, served: Served, add_special_tokens: bool) -> list[int]:
+    """Token ids of any text."""
+    if len(text) <= SHORT_TEXT:
+        return served.tokenizer.encode(text, add_special_tokens)
+    return await asyncio.to_thread(served.tokenizer.encode, text, add_special_tokens)
+
+
+async def chat_prompt(request: ChatRequest, served: Served) -> list[int]:
     """Token ids of a conversation, through the chat template.
 
     Raises:
         RequestError: codes ``template_error``, ``no_chat_template``, ``context_length_exceeded``, and others.
     """
+    return await encode(await chat_text(request, served), served, bool(request.add_special_tokens), "messages")
+
+
+async def chat_text(request: ChatRequest | TokenizeRequest, served: Served) -> str:
+    """A conversation as one text, as the chat template writes it.
+
+    Raises:
+        RequestError: a message is not what a template can use, or the template refuses them.
+    """
     if not request.messages:
         raise RequestError("messages must hold at least one message.", param="messages")
-    messages = [_message(message, f"messages[{place}]") for place, message in enumerate(request.messages)]
-    text = await asyncio.to_thread(
+    return await asyncio.to_thread(
         served.tokenizer.apply_chat_template,
-        messages,
+        [_message(message, f"messages[{place}]") for place, message in enumerate(request.messages)],
         add_generation_prompt=request.add_generation_prompt is not False,
         chat_template=served.chat_template,
         kwargs=request.chat_template_kwargs,
     )
-    return await encode(text, served, bool(request.add_special_tokens), "messages")
 
 
 def _message(message: Mapping[str, Any], param: str) -> dict[str, Any]:

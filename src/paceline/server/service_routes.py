@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +15,7 @@ from paceline.errors import RequestError
 from paceline.server.access import public, user
 from paceline.server.body import read_object
 from paceline.server.openai_routes import check_model
-from paceline.server.prompts import chat_prompt, encode
+from paceline.server.prompts import chat_text, tokens_of
 from paceline.server.protocol import DetokenizeRequest, TokenizeRequest, parse
 from paceline.server.state import Served, ServerState
 
@@ -25,63 +25,59 @@ def json_response(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def health_routes(state: ServerState) -> APIRouter:
-    """Open to load balancers: no key needed, nothing secret told."""
-    router = APIRouter()
+def add_health_routes(app: FastAPI, state: ServerState) -> None:
+    """Add what is open to load balancers: no key needed, nothing secret told."""
 
-    @router.get("/health")
-    @router.get("/health/ready")
-    @router.get("/ping")
+    @app.get("/health")
+    @app.get("/health/ready")
+    @app.get("/ping")
     @public
     async def ready() -> Response:
         """200 when requests are served, else 503 with the reason."""
         state.require_ready()
         return json_response({"status": "ok"})
 
-    @router.get("/health/live")
+    @app.get("/health/live")
     @public
     async def live() -> Response:
         """200 as long as the event loop answers."""
         return json_response({"status": "ok"})
 
-    @router.get("/version")
+    @app.get("/version")
     @public
     async def version() -> Response:
         return json_response({"version": paceline.__version__})
 
-    @router.get("/metrics")
+    @app.get("/metrics")
     @public
     async def metrics() -> Response:
         return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    return router
 
+def add_model_routes(app: FastAPI, state: ServerState) -> None:
+    """Add what is served, and its tokens."""
 
-def model_routes(state: ServerState) -> APIRouter:
-    """What is served, and its tokens."""
-    router = APIRouter()
-
-    @router.get("/v1/models")
+    @app.get("/v1/models")
     @user
     async def models() -> Response:
         served = state.require_ready()
         return json_response({"object": "list", "data": [_card(name, served, state) for name in served.names]})
 
-    @router.get("/v1/models/{model:path}")
+    @app.get("/v1/models/{model:path}")
     @user
     async def model(model: str) -> Response:
         served = state.require_ready()
         check_model(model, served)
         return json_response(_card(model, served, state))
 
-    @router.post("/tokenize")
+    @app.post("/tokenize")
     @user
     async def tokenize(request: Request) -> Response:
         served = state.require_ready()
         body = await read_object(request, state.config.max_request_bytes)
         return json_response(await _tokenize(parse(body, TokenizeRequest, state.unknown_fields), served))
 
-    @router.post("/detokenize")
+    @app.post("/detokenize")
     @user
     async def detokenize(request: Request) -> Response:
         served = state.require_ready()
@@ -89,8 +85,6 @@ def model_routes(state: ServerState) -> APIRouter:
         body = parse(data, DetokenizeRequest, state.unknown_fields)
         check_model(body.model, served)
         return json_response({"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)})
-
-    return router
 
 
 def _card(name: str, served: Served, state: ServerState) -> dict[str, Any]:
@@ -110,9 +104,9 @@ async def _tokenize(body: TokenizeRequest, served: Served) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages.", param="prompt")
     if body.prompt is not None:
-        ids = await encode(body.prompt, served, body.add_special_tokens is not False)
+        ids = await tokens_of(body.prompt, served, body.add_special_tokens is not False)
     else:
-        ids = await chat_prompt(body, served)
+        ids = await tokens_of(await chat_text(body, served), served, bool(body.add_special_tokens))
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": served.info.max_model_len, "tokens": ids}
     if body.return_token_strs:
         strings = [served.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
