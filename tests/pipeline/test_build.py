@@ -1,0 +1,82 @@
+"""How much KV cache there is, and what a stage is made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.errors import ConfigError
+from paceline.pipeline import build
+from tests.pipeline.tiny import engine_config, write_model
+
+GIB = 2**30
+
+
+def blocks(sizes: list[int], free: list[int], max_len: int = 1 << 30, **options: object) -> int:
+    return build.cache_blocks(engine_config(**({"num_blocks": None} | options)), sizes, free, max_len)
+
+
+def test_stages_share_the_free_memory_of_their_host() -> None:
+    assert blocks([1000, 3000], [8_000_000, 10_000_000], memory_utilization=0.5) == 1000
+
+
+def test_a_given_number_of_bytes_is_per_stage_and_the_largest_block_decides() -> None:
+    assert blocks([1000, 3000], [GIB, GIB], kv_cache_memory_bytes=30_000) == 10
+
+
+def test_no_more_blocks_than_all_requests_can_fill() -> None:
+    assert blocks([100, 100], [GIB, GIB], max_len=9, max_num_seqs=5) == 5 * 3
+
+
+def test_a_given_number_of_blocks_is_kept_as_given() -> None:
+    assert blocks([100], [GIB], max_len=9, max_num_seqs=1, num_blocks=777) == 777
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kv_cache_memory_bytes": 2999}, "--kv-cache-memory-bytes 2999: leaves no room"),
+        ({"memory_utilization": 0.01}, "--memory-utilization 0.01: leaves no room"),
+        ({"num_blocks": 26}, "--num-blocks 26: asks for"),
+        ({"kv_cache_memory_bytes": 90_000}, "--kv-cache-memory-bytes 90000: asks for"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        blocks([1000, 3000], [100_000, 100_500], **options)
+    assert str(raised.value).startswith(said)
+
+
+def test_as_many_blocks_as_fit_are_not_refused() -> None:
+    assert blocks([1000, 3000], [100_000, 100_500], num_blocks=25) == 25
+
+
+def test_layer_ranges_follow_each_other() -> None:
+    assert build.layer_ranges([3, 1, 2]) == [(0, 3), (3, 4), (4, 6)]
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = engine_config(device="cuda")
+    checkpoint = build.open_model(config, write_model(tmp_path))
+    with pytest.raises(ConfigError, match="--device cuda"):
+        build.load_stage(config, checkpoint, (0, 1), 16, lambda done, what: None)
+
+
+def test_types_are_resolved_for_the_device() -> None:
+    assert build.resolved_dtype(engine_config()) == "float32"
+    assert build.resolved_dtype(engine_config(device="cuda")) == "bfloat16"
+    assert build.resolved_cache_dtype(engine_config(dtype="bfloat16")) == "bfloat16"
+    assert build.resolved_cache_dtype(engine_config(dtype="bfloat16", kv_cache_dtype="float16")) == "float16"
+
+
+def test_progress_is_told_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 10.1, 10.15, 10.3, 10.31])
+    monkeypatch.setattr(build.time, "monotonic", lambda: next(now))
+    told: list[float] = []
+    progress = build.now_and_then(told.append)
+    for done in (0.1, 0.2, 0.3, 0.4, 1.0):
+        progress(done, "x")
+    assert told == [0.1, 0.4, 1.0]
