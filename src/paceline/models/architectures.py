@@ -220,6 +220,10 @@ _GGUF_LLAMA_TENSORS = {
 }
 
 
+# Architectures whose GGUF files order query and key rows so that the rotation pairs neighbours (0,1), (2,3) …
+GGUF_PAIRS_NEIGHBOURS = frozenset({"llama"})
+
+
 def gguf_names(spec: ModelSpec) -> dict[str, str]:
     """From GGUF's tensor names to the Hugging Face ones that the decoder uses."""
     names = {"token_embd.weight": EMBEDDING, "output_norm.weight": FINAL_NORM, "output.weight": HEAD}

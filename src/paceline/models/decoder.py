@@ -8,6 +8,7 @@ row of the same batch wrote.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,38 +18,50 @@ from paceline import kernels
 from paceline.kernels import Linear
 from paceline.models.inputs import BatchInputs
 from paceline.models.rotary import cos_sin_tables
-from paceline.models.spec import EMBEDDING, FINAL_NORM, HEAD, ModelSpec
-from paceline.weights.checkpoint import Checkpoint
+from paceline.models.spec import EMBEDDING, FINAL_NORM, HEAD, ModelSpec, stage_tensors
 
 Progress = Callable[[float, str], None]
+
+
+class WeightSource(Protocol):
+    """Where tensors come from, by their Hugging Face names; every checkpoint of `paceline.weights` is one."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor there is."""
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, of any float type."""
 
 
 class _Loader:
     """Takes a stage's tensors from a checkpoint, in its type, on its device, with progress."""
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, total: int, progress: Progress
+        self, source: WeightSource, dtype: torch.dtype, device: torch.device, total: int, progress: Progress
     ) -> None:
-        self.checkpoint = checkpoint
+        self.source = source
         self.dtype = dtype
         self.device = device
-        self._held = checkpoint.shapes()
+        self._held = source.shapes()
         self._total = max(total, 1)
         self._done = 0
         self._progress = progress
 
     def take(self, name: str) -> Tensor:
-        tensor = self.checkpoint.tensor(name).to(device=self.device, dtype=self.dtype)
+        tensor = self.source.tensor(name).to(device=self.device, dtype=self.dtype)
         self._done += 1
         self._progress(min(1.0, self._done / self._total), name)
         return tensor
 
     def linear(self, *names: str) -> Linear:
         """One product for several weights of the same input, in this order of its outputs."""
-        weight = torch.cat([self.take(f"{name}.weight") for name in names])
         has_bias = f"{names[0]}.bias" in self._held
-        bias = torch.cat([self.take(f"{name}.bias") for name in names]) if has_bias else None
-        return Linear(weight, bias)
+        return Linear(self._joined(names, "weight"), self._joined(names, "bias") if has_bias else None)
+
+    def _joined(self, names: tuple[str, ...], kind: str) -> Tensor:
+        """The tensors one below the other; a single one as it is."""
+        parts = [self.take(f"{name}.{kind}") for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class _Layer:
@@ -86,7 +99,7 @@ class StageModel:
         spec: ModelSpec,
         first: int,
         last: int,
-        checkpoint: Checkpoint,
+        source: WeightSource,
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -99,16 +112,19 @@ class StageModel:
         self.dtype = dtype
         self.device = torch.device(device)
         self.max_position = max_position or spec.max_position
-        per_layer = 9 + 3 * spec.attention_bias + spec.output_bias + 3 * spec.mlp_bias
-        total = (last - first) * per_layer + self.is_first + 2 * self.is_last
-        loader = _Loader(checkpoint, dtype, self.device, total, progress)
+        loader = _Loader(source, dtype, self.device, len(stage_tensors(spec, first, last)), progress)
         self.embedding = loader.take(EMBEDDING) if self.is_first else None
         self.layers = [_Layer(loader, layer) for layer in range(first, last)]
         self.final_norm = loader.take(FINAL_NORM) if self.is_last else None
-        self.head = Linear(loader.take(EMBEDDING if spec.tie_embeddings else HEAD)) if self.is_last else None
+        self.head = Linear(self._head_weight(loader)) if self.is_last else None
         cos, sin = cos_sin_tables(spec.rope, self.max_position, spec.max_position)
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
         self._caches: list[tuple[Tensor, Tensor]] = []
+
+    def _head_weight(self, loader: _Loader) -> Tensor:
+        if not self.spec.tie_embeddings:
+            return loader.take(HEAD)
+        return loader.take(EMBEDDING) if self.embedding is None else self.embedding
 
     @property
     def weight_bytes(self) -> int:
@@ -131,7 +147,8 @@ class StageModel:
         """Run the batch through the layers.
 
         Args:
-            hidden: [T, H] from the stage before; None on the first stage, which embeds `batch.token_ids`.
+            hidden: [T, H] from the stage before, overwritten; None on the first stage, which embeds
+                `batch.token_ids`.
 
         Returns:
             [T, H] for the next stage; from the last stage float32 logits [R, V] of `batch.sample_rows`.
@@ -140,11 +157,11 @@ class StageModel:
         assert residual is not None, "a stage that is not the first needs hidden states"
         delta = None  # what the layer before has yet to add to the residual
         for i, (layer, cache) in enumerate(zip(self.layers, self._caches, strict=True)):
-            delta = self._attend(layer, cache, batch, residual, delta)
+            mixed = self._attend(layer, cache, batch, residual, delta)
             if self.is_last and i == len(self.layers) - 1:
                 # Only rows that are sampled from go on: nothing after attention looks at other rows.
-                delta, residual = delta[batch.sample_rows], residual[batch.sample_rows]
-            delta = self._mix(layer, delta, residual)
+                mixed, residual = mixed[batch.sample_rows], residual[batch.sample_rows]
+            delta = self._mix(layer, layer.output(mixed), residual)
         if not self.is_last:
             return residual if delta is None else residual.add_(delta)
         return self._logits(delta, residual)
@@ -157,6 +174,7 @@ class StageModel:
         residual: Tensor,
         delta: Tensor | None,
     ) -> Tensor:
+        """Write the batch's K and V, and attend: [T, q_size], before the output product."""
         spec = self.spec
         if delta is None:
             x = kernels.rms_norm(residual, layer.input_norm, spec.rms_eps)
@@ -180,7 +198,7 @@ class StageModel:
             spec.head_dim**-0.5,
             mixed,
         )
-        return layer.output(mixed.view(rows, spec.q_size))
+        return mixed.view(rows, spec.q_size)
 
     def _mix(self, layer: _Layer, delta: Tensor, residual: Tensor) -> Tensor:
         x = kernels.add_rms_norm(delta, residual, layer.mlp_norm, self.spec.rms_eps)

@@ -39,11 +39,10 @@ class Fields:
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number. A list (GGUF allows one entry per layer) counts when all its entries are the same."""
         value = self._take(name, default)
-        if not isinstance(value, str | dict) and hasattr(value, "__len__"):
-            entries = {int(entry) for entry in value if isinstance(entry, int) or hasattr(entry, "dtype")}
-            if len(entries) != 1:
+        if isinstance(value, list):
+            if not value or any(entry != value[0] for entry in value):
                 raise self._wrong(name, value, "the same whole number for every layer")
-            value = entries.pop()
+            value = value[0]
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, value, "a whole number")
         return value

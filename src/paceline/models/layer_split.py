@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from paceline.errors import ConfigError
 from paceline.models.spec import ModelSpec
 
@@ -54,20 +52,17 @@ def head_cost(spec: ModelSpec) -> float:
 
 
 def _balanced(spec: ModelSpec, num_stages: int) -> list[int]:
-    """The split whose slowest stage is fastest; among equals, the one with the evenest stages."""
-    layer, head, embedding = layer_cost(spec), head_cost(spec), float(spec.hidden_size)
-    # best[n]: (slowest, sum of squares, counts) for the first stages so far, with n layers used.
-    best: dict[int, tuple[float, float, list[int]]] = {0: (0.0, 0.0, [])}
-    for stage in range(num_stages):
-        is_last = stage == num_stages - 1
-        left = num_stages - 1 - stage
-        grown: dict[int, tuple[float, float, list[int]]] = {}
-        for used, (slowest, squares, counts) in best.items():
-            most = spec.num_layers - used - left
-            for count in range(most if is_last else 1, most + 1):
-                cost = count * layer + (embedding if stage == 0 else 0.0) + (head if is_last else 0.0)
-                candidate = (max(slowest, cost), squares + cost * cost, [*counts, count])
-                if candidate[:2] < grown.get(used + count, (math.inf, math.inf, []))[:2]:
-                    grown[used + count] = candidate
-        best = grown
-    return best[spec.num_layers][2]
+    """The split whose slowest stage is fastest; among equals, the one with the evenest stages.
+
+    Every layer costs the same, so it is enough to give one layer after the other to the stage that is cheapest with it.
+    """
+    layer = layer_cost(spec)
+    costs = [layer] * num_stages
+    costs[0] += spec.hidden_size  # the embedding: one row read per token
+    costs[-1] += head_cost(spec)
+    counts = [1] * num_stages
+    for _ in range(spec.num_layers - num_stages):
+        cheapest = min(range(num_stages), key=costs.__getitem__)
+        costs[cheapest] += layer
+        counts[cheapest] += 1
+    return counts

@@ -6,7 +6,7 @@ architecture is a mapping from its configuration to a spec (:mod:`paceline.model
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 
 import msgspec
 
@@ -110,10 +110,15 @@ class ModelSpec(msgspec.Struct, frozen=True):
             raise ModelError("rotary scaling llama3 needs 0 < low_freq_factor < high_freq_factor")
         if rope.scaling == "yarn" and not (rope.beta_fast > 0.0 and rope.beta_slow > 0.0):
             raise ModelError("rotary scaling yarn needs positive beta_fast and beta_slow")
-        if rope.scaling == "factors" and len(rope.factors) != rope.rotary_dim // 2:
-            raise ModelError(
-                f"the file holds {len(rope.factors)} rotary frequency factors; {rope.rotary_dim // 2} are needed"
-            )
+        if rope.scaling == "dynamic" and rope.rotary_dim < 4:
+            raise ModelError(f"rotary scaling dynamic needs more than {rope.rotary_dim} rotary dimensions")
+        if rope.scaling == "factors":
+            if len(rope.factors) != rope.rotary_dim // 2:
+                raise ModelError(
+                    f"the file holds {len(rope.factors)} rotary frequency factors; {rope.rotary_dim // 2} are needed"
+                )
+            if not all(0.0 < factor < math.inf for factor in rope.factors):
+                raise ModelError("a rotary frequency factor in the file is not a positive number")
 
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -159,8 +164,3 @@ def stage_tensors(spec: ModelSpec, first: int, last: int) -> dict[str, tuple[int
         shapes[FINAL_NORM] = (spec.hidden_size,)
         shapes[EMBEDDING if spec.tie_embeddings else HEAD] = (spec.vocab_size, spec.hidden_size)
     return shapes
-
-
-def iter_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of the whole model."""
-    yield from stage_tensors(spec, 0, spec.num_layers).items()

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from paceline.errors import ModelError
-from paceline.models.architectures import gguf_names, spec_from_gguf
+from paceline.models.architectures import GGUF_PAIRS_NEIGHBOURS, gguf_names, spec_from_gguf
 from paceline.models.spec import ModelSpec
 from paceline.weights.gguf_header import GGUFTensor, read_gguf_header
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 ROPE_FACTORS = "rope_freqs.weight"
+_MAX_ROPE_FACTORS = 1 << 14
 CHUNK_ELEMENTS = 1 << 22  # dequantised at a time, so that the temporary arrays stay small
 
 _PLAIN: dict[GGMLQuantizationType, np.dtype[Any]] = {
@@ -32,10 +33,11 @@ class GGUFCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         header = read_gguf_header(path)
+        if _is_split(header.metadata):
+            raise ModelError(f"{path}: one part of a model in several files; join them (gguf-split --merge) first")
+        _check_types(path, {tensor.type for tensor in header.tensors.values()})
         self._file = np.memmap(path, dtype=np.uint8, mode="r")
-        factors: tuple[float, ...] = ()
-        if ROPE_FACTORS in header.tensors:
-            factors = tuple(self._dequantised(header.tensors[ROPE_FACTORS]).reshape(-1).tolist())
+        factors = self._rope_factors(header.tensors.get(ROPE_FACTORS))
         self.spec: ModelSpec = spec_from_gguf(header.metadata, header.tensors.keys(), factors)
         self.generation_config: dict[str, Any] = {"eos_token_id": _eos_ids(header.metadata)}
         names = gguf_names(self.spec)
@@ -54,14 +56,25 @@ class GGUFCheckpoint:
         import torch
 
         values = torch.from_numpy(self._dequantised(self._tensors[name]))
+        if self.spec.architecture not in GGUF_PAIRS_NEIGHBOURS:
+            return values
         if name.endswith(("q_proj.weight", "q_proj.bias")):
             return _in_halves(values, self.spec.num_heads, self.spec.rope.rotary_dim)
         if name.endswith(("k_proj.weight", "k_proj.bias")):
             return _in_halves(values, self.spec.num_kv_heads, self.spec.rope.rotary_dim)
         return values
 
+    def _rope_factors(self, tensor: GGUFTensor | None) -> tuple[float, ...]:
+        if tensor is None:
+            return ()
+        if len(tensor.shape) != 1 or tensor.shape[0] > _MAX_ROPE_FACTORS:
+            raise ModelError(f"{self.path}: {ROPE_FACTORS} has the shape {tensor.shape}")
+        return tuple(self._dequantised(tensor).tolist())
+
     def _dequantised(self, tensor: GGUFTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The tensor as float32, made a few rows at a time."""
+        if self.path.stat().st_size < tensor.offset + tensor.nbytes:
+            raise ModelError(f"{self.path}: became shorter while it was read")
         raw = self._file[tensor.offset : tensor.offset + tensor.nbytes]
         if tensor.type in _PLAIN:
             plain: np.ndarray[Any, np.dtype[np.float32]] = raw.view(_PLAIN[tensor.type]).astype(np.float32)
@@ -71,11 +84,22 @@ class GGUFCheckpoint:
         out = np.empty((rows.shape[0], columns), dtype=np.float32)
         step = max(1, CHUNK_ELEMENTS // columns)
         for i in range(0, rows.shape[0], step):
-            try:
-                out[i : i + step] = dequantize(np.ascontiguousarray(rows[i : i + step]), tensor.type)
-            except NotImplementedError:
-                raise ModelError(f"{self.path}: tensors of type {tensor.type.name} are not supported") from None
+            out[i : i + step] = dequantize(np.ascontiguousarray(rows[i : i + step]), tensor.type)
         return out.reshape(tensor.shape)
+
+
+def _check_types(path: Path, types: set[GGMLQuantizationType]) -> None:
+    """Every type can be dequantised, tried on one block: better now than when a stage has loaded half its layers."""
+    for kind in types - _PLAIN.keys():
+        try:
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
+        except NotImplementedError:
+            raise ModelError(f"{path}: tensors of type {kind.name} are not supported") from None
+
+
+def _is_split(metadata: dict[str, Any]) -> bool:
+    count = metadata.get("split.count", 0)
+    return isinstance(count, int) and count > 1
 
 
 def _in_halves(values: torch.Tensor, num_heads: int, rotary_dim: int) -> torch.Tensor:

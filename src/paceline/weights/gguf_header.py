@@ -20,7 +20,11 @@ from paceline.errors import ModelError
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
-_MAX_NAME = 256  # bytes
+_MAX_NAME = 256  # characters
+# List entries in the whole header; a large vocabulary with its merges has about 1.5 million. Python objects take many
+# times the bytes of the file, and this keeps them within a few hundred megabytes whatever the file says.
+_MAX_ENTRIES = 1 << 22
+_LENGTH = struct.Struct("<Q")
 _DEFAULT_ALIGNMENT = 32
 
 
@@ -49,6 +53,7 @@ class _Cursor:
         self.path = path
         self.at = 0
         self.size = len(data)
+        self.entries_left = _MAX_ENTRIES
 
     def error(self, problem: str) -> ModelError:
         return ModelError(f"{self.path}: not a usable GGUF file: {problem}")
@@ -71,15 +76,34 @@ class _Cursor:
         value = self.number("<Q", what)
         if value > (self.size - self.at) // least_bytes:
             raise self.error(f"{value} {what} cannot fit into the file's {self.size} bytes")
+        self.entries_left -= value
+        if self.entries_left < 0:
+            raise self.error(f"{what} bring its lists to more than {_MAX_ENTRIES} entries")
         return int(value)
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """So many strings: vocabularies have 100,000 and more, hence a loop without calls."""
+        data, at, size, read = self.data, self.at, self.size, _LENGTH.unpack_from
+        out = []
+        for _ in range(count):
+            length = read(data, at)[0] if size - at >= 8 else size
+            at += 8
+            if length > size - at:
+                raise self.error(f"{what} hold a string that does not fit into the file's {size} bytes")
+            out.append(data[at : at + length].decode("utf-8", errors="replace"))
+            at += length
+        self.at = at
+        return out
 
     def value(self, kind: int, what: str, depth: int = 0) -> Any:
         if kind in _SCALARS:
             return self.number(_SCALARS[kind], what)
         if kind == _STRING:
             return self.string(what)
-        if kind != _ARRAY or depth > 1:
+        if kind != _ARRAY:
             raise self.error(f"{what} has the unknown type {kind}")
+        if depth > 1:
+            raise self.error(f"{what} has lists within lists within lists")
         inner = self.number("<I", what)
         if inner in _SCALARS:
             layout = _SCALARS[inner]
@@ -87,6 +111,8 @@ class _Cursor:
             raw = self.take(count * struct.calcsize(layout), what)
             return list(struct.unpack(f"<{count}{layout[1]}", raw))
         count = self.count(f"entries of {what}", 8)
+        if inner == _STRING:
+            return self.strings(count, f"entries of {what}")
         return [self.value(inner, what, depth + 1) for _ in range(count)]
 
 
