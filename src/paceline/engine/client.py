@@ -79,6 +79,7 @@ class AsyncEngine:
         self._socket: Any = None
         self._child: subprocess.Popen[bytes] | None = None
         self._death_fd: int | None = None  # readable once the core's process has ended
+        self._core_gone = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
         self._started: asyncio.Future[CoreReady] | None = None
         self._closing = False
@@ -133,7 +134,12 @@ class AsyncEngine:
         if self._socket is not None and self._child is not None and self._child.poll() is None:
             with contextlib.suppress(zmq.ZMQError):
                 self._post(Shutdown())
-            await asyncio.to_thread(child.stop, [self._child], STOP_SECONDS)
+            # Not in another thread: at the interpreter's end, where offline use closes, none can be started any more.
+            with contextlib.suppress(TimeoutError, OSError):
+                assert self._child.stdin is not None
+                self._child.stdin.close()
+                await asyncio.wait_for(self._core_gone.wait(), STOP_SECONDS)
+            child.stop([self._child], 0.0)
         self._forget_death()
         if self._reader is not None:
             self._reader.cancel()
@@ -258,6 +264,7 @@ class AsyncEngine:
     def _core_ended(self) -> None:
         """The core's process is gone. If it ended by itself it has said why, and that may still be on its way."""
         self._forget_death()
+        self._core_gone.set()
         if self._closing or self._child is None:
             return
         code = self._child.wait()
