@@ -1,0 +1,110 @@
+"""Offline use of the real model: tokens, Ctrl-C, and what is left when a script ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM, SamplingParams
+
+pytestmark = pytest.mark.e2e
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+PROMPTS = ["Once upon a time", "The capital of France is", "One, two, three,"]
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_gguf: Path) -> Iterator[LLM]:
+    with LLM(str(smollm2_gguf), pipeline_parallel_size=2, max_model_len=512, num_blocks=128) as llm:
+        yield llm
+
+
+def test_together_in_any_order_or_alone_gives_the_same(llm: LLM) -> None:
+    together = llm.generate(PROMPTS, GREEDY)
+    backwards = llm.generate(PROMPTS[::-1], GREEDY)
+    alone = [llm.generate(prompt, GREEDY)[0] for prompt in PROMPTS]
+    assert [c.token_ids for c in together] == [c.token_ids for c in backwards[::-1]] == [c.token_ids for c in alone]
+    assert "Paris" in together[1].text
+    assert [c.prompt for c in together] == PROMPTS
+
+
+def test_a_seed_repeats_whatever_the_neighbours(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=24)
+    alone = llm.generate(PROMPTS[0], params)[0].token_ids
+    crowd = llm.generate([PROMPTS[1], PROMPTS[0], PROMPTS[0], PROMPTS[2]], params)
+    assert crowd[1].token_ids == crowd[2].token_ids == alone
+    assert llm.generate(PROMPTS[0], SamplingParams(seed=8, max_tokens=24))[0].token_ids != alone
+
+
+def test_cached_tokens_are_reported(llm: LLM) -> None:
+    prompt = "A prompt that is a good deal longer than one block of the cache: " + "and on and " * 20
+    assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 0
+    assert llm.generate(prompt, GREEDY)[0].num_cached_tokens >= 16
+
+
+def test_stop_string_across_tokens(llm: LLM) -> None:
+    whole = llm.generate(PROMPTS[2], GREEDY)[0].text
+    stop = whole[6:11]
+    (done,) = llm.generate(PROMPTS[2], SamplingParams(temperature=0.0, max_tokens=12, stop=(stop,)))
+    assert done.text == whole[: whole.index(stop)]
+    assert (done.finish_reason, done.stop_reason) == ("stop", stop)
+
+
+SCRIPT = """
+import os, signal, sys
+import paceline.llm
+from paceline import LLM, SamplingParams
+
+class Answer(paceline.llm._Answer):
+    def add(self, delta):  # the first token presses Ctrl-C
+        paceline.llm._Answer, Answer.add = Answer.__base__, Answer.__base__.add
+        os.kill(os.getpid(), signal.SIGINT)
+
+llm = LLM(sys.argv[1], pipeline_parallel_size=2, max_model_len=512, num_blocks=128, use_tqdm=False)
+paceline.llm._Answer = Answer
+try:
+    llm.generate(["Once upon a time"] * 4, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+print(llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)[0].text)
+print(llm._engine.stats().num_running, "running")
+"""
+
+
+def test_ctrl_c_aborts_and_a_script_that_forgets_to_close_leaves_nothing(smollm2_gguf: Path, tmp_path: Path) -> None:
+    script = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(smollm2_gguf)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        timeout=120,
+        check=False,
+    )
+    assert script.returncode == 0, script.stderr
+    interrupted, answer, running = script.stdout.splitlines()
+    assert interrupted == "interrupted"
+    assert "Paris" in answer
+    assert running == "0 running"
+    assert "Traceback" not in script.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert processes_of(tmp_path) == []
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes that carry this test's own environment."""
+    mark = f"TMPDIR={folder}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if mark in environment.split(b"\0"):
+                found.append(int(entry.name))
+    return found
