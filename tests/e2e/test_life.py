@@ -55,6 +55,29 @@ def test_sigterm_lets_running_requests_end(smollm2_gguf: Path) -> None:
         assert gone(pids)
 
 
+def test_a_signal_while_loading_ends_cleanly(smollm2_gguf: Path) -> None:
+    with serve(str(smollm2_gguf), *SMALL, ready=False) as server:
+        url = server.read_until(r"listening on (\S+);").group(1)
+        health = httpx.get(f"{url}/health")
+        assert (health.status_code, health.json()["error"]["code"]) == (503, "loading")
+        assert httpx.get(f"{url}/health/live").status_code == 200
+        pids = server.children()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert "Traceback" not in server.log
+        assert gone(pids)
+
+
+def test_what_outlives_the_shutdown_timeout_is_cut_off_and_told_so(smollm2_gguf: Path) -> None:
+    with serve(str(smollm2_gguf), *SMALL, "--shutdown-timeout", "0.1") as server:
+        stream = Stream(server, 1000)
+        server.process.send_signal(signal.SIGTERM)
+        stream.thread.join(30)
+        assert stream.events[-1] == "[DONE]"
+        assert json.loads(stream.events[-2])["choices"][0]["finish_reason"] == "abort"
+        assert server.wait() == 0
+
+
 def test_a_second_signal_ends_at_once(smollm2_gguf: Path) -> None:
     with serve(str(smollm2_gguf), *SMALL) as server:
         pids = server.children()

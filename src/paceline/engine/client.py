@@ -222,7 +222,8 @@ class AsyncEngine:
 
     def _post(self, message: ToCore) -> None:
         # The socket keeps what it cannot send at once, so this neither blocks nor fails while the core lives.
-        self._socket.send(self._encoder.encode(message), zmq.DONTWAIT)
+        sent = self._socket.send(self._encoder.encode(message), zmq.DONTWAIT)
+        sent.add_done_callback(_look_at)  # a core that has just died cannot be sent to; its death is told elsewhere
 
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
@@ -288,3 +289,9 @@ class AsyncEngine:
             logger.error("the engine died: %s", error)
         for queue in self._streams.values():
             queue.put_nowait(None)
+
+
+def _look_at(sent: asyncio.Future[Any]) -> None:
+    """Nobody waits for this future; unseen, its error would be logged with a stack trace."""
+    if not sent.cancelled():
+        sent.exception()

@@ -18,7 +18,7 @@ from paceline.engine.client import AsyncEngine
 from paceline.errors import ConfigError, PacelineError
 from paceline.server.app import build_app
 from paceline.server.loading import load
-from paceline.server.state import Phase, ServerState
+from paceline.server.state import Phase, Served, ServerState
 from paceline.server.stats_log import log_stats
 
 logger = logging.getLogger(__name__)
@@ -109,18 +109,37 @@ class _Life:
 
     async def _serve(self) -> int:
         logger.info("listening on %s; /health answers 503 until the model is loaded", self.url)
-        loading = asyncio.create_task(load(self.engine_config, self.config, self._waiting_for))
         stopped = asyncio.create_task(self.stop.wait())
-        await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not loading.done():
-            loading.cancel()
-            await asyncio.wait({loading})
-            return 0
         try:
-            self.engine, self.state.served = loading.result()
+            loaded = await self._load(stopped)
+            if loaded is None:
+                return 0
+            self.engine, self.state.served = loaded
+            return await self._answer(stopped)
         except PacelineError as error:
             logger.error("cannot start: %s", error)
             return 1
+        finally:
+            stopped.cancel()
+
+    async def _load(self, stopped: asyncio.Task[bool]) -> tuple[AsyncEngine, Served] | None:
+        """What to serve; None if told to stop first.
+
+        Raises:
+            PacelineError: it cannot be loaded.
+        """
+        loading = asyncio.create_task(load(self.engine_config, self.config, self._waiting_for))
+        await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            return loading.result()
+        loading.cancel()
+        await asyncio.wait({loading})
+        return None
+
+    async def _answer(self, stopped: asyncio.Task[bool]) -> int:
+        """Take requests until told to stop, or until the engine dies."""
+        assert self.engine is not None
+        assert self.state.served is not None
         served = self.state.served
         self.state.metrics.attach(served.names[0], served.info, self.engine_config, self.engine)
         self.state.phase = Phase.READY
@@ -132,7 +151,7 @@ class _Life:
             await asyncio.wait({stopped, died}, return_when=asyncio.FIRST_COMPLETED)
             return await self._engine_died() if died.done() else await self._drain(died)
         finally:
-            for task in (stats, died, stopped):
+            for task in (stats, died):
                 task.cancel()
 
     def _waiting_for(self, what: str) -> None:
