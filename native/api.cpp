@@ -1,4 +1,5 @@
-// The plain C interface. Arguments come as structs whose layout kernels/native.py mirrors; the caller has checked them.
+// The plain C interface. Arguments come as structs whose layout kernels/native.py mirrors. The caller has checked types,
+// shapes and strides; numbers inside tensors that lead into memory are checked here.
 #include "kernels.hpp"
 #include "threads.hpp"
 
@@ -9,6 +10,9 @@ namespace {
 const paceline::Kernels *chosen = &paceline::scalar::kernels;
 
 }  // namespace
+
+// Changes with the layout of the argument structs, so that an older build beside newer Python code is noticed.
+EXPORT int32_t paceline_interface() { return 2; }
 
 // 0 scalar, 1 AVX2 + FMA + F16C, 2 AVX-512: the best that this processor and build can run.
 EXPORT int32_t paceline_best_path() {
@@ -43,7 +47,13 @@ EXPORT void paceline_norm(const paceline::NormArgs *args) { chosen->norm(*args);
 
 EXPORT void paceline_silu_mul(const paceline::SiluArgs *args) { chosen->silu_mul(*args); }
 
-EXPORT void paceline_rotate_and_store(const paceline::RotateArgs *args) { chosen->rotate_and_store(*args); }
+EXPORT int32_t paceline_rotate_and_store(const paceline::RotateArgs *args) {
+    const paceline::Status status = paceline::check(*args);
+    if (status == paceline::OK) chosen->rotate_and_store(*args);
+    return status;
+}
 
-// 0, or 1 when scratch memory could not be had.
-EXPORT int32_t paceline_attention(const paceline::AttentionArgs *args) { return chosen->attention(*args); }
+EXPORT int32_t paceline_attention(const paceline::AttentionArgs *args) {
+    const paceline::Status status = paceline::check(*args);
+    return status == paceline::OK ? chosen->attention(*args) : status;
+}

@@ -7,19 +7,19 @@
 //   tile       TILE keys: scores, running maximum and sum, weighted values.
 // A key that a row must not see gets the score -inf, so weight exactly 0 in a sum that it leaves unchanged; a tile
 // without any visible key multiplies by exactly 1. Units therefore may differ in the keys that they visit in vain.
+// How units and partitions are given to threads: attention_run.hpp.
 #pragma once
 
 #include "attention_tiles.hpp"
 #include "kernels.hpp"
-#include "threads.hpp"
 
 namespace paceline {
 namespace PACELINE_PATH {
 namespace {
 
 constexpr int UNIT_ROWS = 32;
+constexpr int FEW_ROWS = 8;  // up to here a unit waits for memory rather than for arithmetic
 constexpr int PARTITION = 4 * TILE;
-constexpr int64_t PARALLEL_FROM = 100000;  // multiply-adds below which one thread is faster than waking others
 
 INLINE float minus_infinity() { return -__builtin_inff(); }
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -45,9 +45,9 @@ struct Work {
     int32_t failed;        // memory ran out
 };
 
-INLINE int64_t state_floats(int64_t padded) { return UNIT_ROWS * (padded + 2); }
+INLINE int64_t state_floats(int64_t rows, int64_t padded) { return rows * (padded + 2); }
 
-INLINE State state_at(float *memory) { return {memory, memory + UNIT_ROWS, memory + 2 * UNIT_ROWS}; }
+INLINE State state_at(float *memory, int64_t rows) { return {memory, memory + rows, memory + 2 * rows}; }
 
 INLINE void clear(const State &state, int rows, int64_t padded) {
     for (int r = 0; r < rows; ++r) {
@@ -57,6 +57,13 @@ INLINE void clear(const State &state, int rows, int64_t padded) {
     memset(state.values, 0, sizeof(float) * rows * padded);
 }
 
+// Where a tile's keys and values lie.
+struct Tile {
+    int64_t first_key;  // -1: not known yet
+    int begin, end;     // those from first_key + begin to first_key + end are visible to some row
+    const void *keys[TILE], *values[TILE];
+};
+
 // One unit with what its tiles need, in the thread's scratch memory.
 struct Task {
     const Work *work;
@@ -64,7 +71,7 @@ struct Task {
     int64_t query_start, position;  // position: of the sequence's first row in this batch
     int64_t first_key, last_key;    // the keys visible to at least one row are [first_key, last_key)
     float *q, *scores, *keep, *wide_keys, *wide_values;
-    const void *keys[TILE], *values[TILE];
+    Tile tiles[2];  // even and odd ones in turn, so that the next is known while one is at work
 
     int64_t row_end(int r) const { return position + (unit.first_row + r) / work->group + 1; }
     int64_t row_begin(int r) const {
@@ -74,7 +81,7 @@ struct Task {
 };
 
 INLINE size_t scratch_floats(int64_t padded) {
-    return UNIT_ROWS * (padded + TILE + 1) + 2 * TILE * padded + 2 * state_floats(padded) + 6 * 16;
+    return UNIT_ROWS * (padded + TILE + 1) + 2 * TILE * padded + 2 * state_floats(UNIT_ROWS, padded) + 7 * 16;
 }
 
 INLINE float *take(float *&memory, int64_t floats) {
@@ -104,6 +111,7 @@ float *prepare(Task &task, const Work &work, const Unit &unit, float *memory) {
     task.query_start = a.query_starts[unit.sequence];
     task.position = a.context_lens[unit.sequence] - (a.query_starts[unit.sequence + 1] - task.query_start);
     task.first_key = task.row_begin(0);
+    task.tiles[0].first_key = task.tiles[1].first_key = -1;
     task.last_key = task.row_end(unit.rows - 1);
     task.q = take(memory, UNIT_ROWS * work.padded);
     task.scores = take(memory, UNIT_ROWS * TILE);
@@ -121,22 +129,37 @@ float *prepare(Task &task, const Work &work, const Unit &unit, float *memory) {
     return memory;
 }
 
-// Where the keys and values [begin, end) of a tile lie; also fills up to a multiple of four with the last one.
+// Scores are computed four at a time: fills pointers up to multiples of four with rows that may be read.
+INLINE void fill_up(Tile &tile) {
+    for (int c = tile.end; c % 4; ++c) tile.keys[c] = tile.keys[tile.end - 1];
+    for (int c = tile.begin / 4 * 4; c < tile.begin; ++c) {
+        tile.keys[c] = tile.keys[tile.begin];
+        tile.values[c] = tile.values[tile.begin];
+    }
+}
+
+// The tile that starts at first_key.
 template <class T>
-INLINE void locate(Task &task, int64_t tile_key, int begin, int end) {
+INLINE Tile &locate(Task &task, int64_t first_key) {
+    Tile &tile = task.tiles[first_key / TILE % 2];
+    if (tile.first_key == first_key) return tile;
     const AttentionArgs &a = *task.work->args;
+    tile.first_key = first_key;
+    tile.begin = (int)larger(task.first_key - first_key, 0);
+    tile.end = (int)smaller(task.last_key - first_key, TILE);
     const int32_t *table = a.block_tables + task.unit.sequence * a.table_stride;
-    int64_t block = (tile_key + begin) / a.block_size, offset = (tile_key + begin) % a.block_size;
-    for (int c = begin; c < end; ++block, offset = 0) {
+    const int64_t first = first_key + tile.begin;
+    int64_t block = first / a.block_size, offset = first % a.block_size;
+    for (int c = tile.begin; c < tile.end; ++block, offset = 0) {
         const int64_t at = ((table[block] * a.kv_heads + task.unit.kv_head) * a.block_size + offset) * a.head_dim;
         const T *key = static_cast<const T *>(a.k_cache) + at, *value = static_cast<const T *>(a.v_cache) + at;
-        for (; offset < a.block_size && c < end; ++offset, ++c, key += a.head_dim, value += a.head_dim) {
-            task.keys[c] = key;
-            task.values[c] = value;
+        for (; offset < a.block_size && c < tile.end; ++offset, ++c, key += a.head_dim, value += a.head_dim) {
+            tile.keys[c] = key;
+            tile.values[c] = value;
         }
     }
-    for (int c = end; c % 4; ++c) task.keys[c] = task.keys[end - 1];
-    for (int c = begin / 4 * 4; c < begin; ++c) task.keys[c] = task.keys[begin];
+    fill_up(tile);
+    return tile;
 }
 
 // Copies 16-bit rows into float32 scratch, for units with enough rows to use each one several times.
@@ -179,31 +202,41 @@ INLINE void softmax_row(float *scores, int begin, int end, float soft_cap, float
 }
 
 template <class T>
-INLINE void multiply_tile(Task &task, int64_t tile_key, int begin, int end, const State &state) {
+INLINE void multiply_tile(Task &task, const Tile &tile, const State &state, const Prefetch &values,
+                          const Prefetch &next_keys) {
     const AttentionArgs &a = *task.work->args;
-    const int rows = task.unit.rows;
+    const int rows = task.unit.rows, aligned = tile.begin / 4 * 4;
     const int64_t padded = task.work->padded;
-    const int aligned = begin / 4 * 4;
-    score_tile(task.q, padded, rows, (const T *const *)task.keys, aligned, end, a.head_dim, task.scores);
+    score_tile(task.q, padded, rows, (const T *const *)tile.keys, aligned, tile.end, a.head_dim, task.scores, values);
     for (int r = 0; r < rows; ++r) {
-        const int from = (int)larger(task.row_begin(r) - tile_key, 0), to = (int)smaller(task.row_end(r) - tile_key, TILE);
-        softmax_row(task.scores + r * TILE, from, to, a.soft_cap, state.maximum[r], state.sum[r], task.keep[r]);
+        const int64_t from = larger(task.row_begin(r) - tile.first_key, 0);
+        const int64_t to = smaller(task.row_end(r) - tile.first_key, TILE);
+        softmax_row(task.scores + r * TILE, (int)from, (int)to, a.soft_cap, state.maximum[r], state.sum[r],
+                    task.keep[r]);
     }
-    mix_tile(task.scores, rows, (const T *const *)task.values, begin, end, a.head_dim, task.keep, state.values, padded);
+    mix_tile(task.scores, rows, (const T *const *)tile.values, tile.begin, tile.end, a.head_dim, task.keep,
+             state.values, padded, next_keys);
 }
 
 template <class T>
-void attend_tile(Task &task, int64_t tile_key, const State &state) {
-    const int begin = (int)larger(task.first_key - tile_key, 0), end = (int)smaller(task.last_key - tile_key, TILE);
-    locate<T>(task, tile_key, begin, end);
-    if (sizeof(T) == sizeof(float) || task.unit.rows <= MAX_ROWS)
-        return multiply_tile<T>(task, tile_key, begin, end, state);
+void attend_tile(Task &task, int64_t first_key, const State &state) {
+    Tile &tile = locate<T>(task, first_key);
     const int64_t head_dim = task.work->args->head_dim, padded = task.work->padded;
-    widen_rows<T>(task.keys, begin, end, head_dim, padded, task.wide_keys);
-    widen_rows<T>(task.values, begin, end, head_dim, padded, task.wide_values);
-    for (int c = end; c % 4; ++c) task.keys[c] = task.keys[end - 1];
-    for (int c = begin / 4 * 4; c < begin; ++c) task.keys[c] = task.keys[begin];
-    multiply_tile<float>(task, tile_key, begin, end, state);
+    const int64_t row_bytes = head_dim * (int64_t)sizeof(T);
+    if (task.unit.rows <= FEW_ROWS) {
+        Prefetch values{tile.values, tile.end, row_bytes}, next_keys;
+        if (first_key + TILE < task.last_key) {
+            const Tile &next = locate<T>(task, first_key + TILE);
+            next_keys = {next.keys, next.end, row_bytes};
+        }
+        return multiply_tile<T>(task, tile, state, values, next_keys);
+    }
+    const Prefetch nothing;
+    if (sizeof(T) == sizeof(float)) return multiply_tile<T>(task, tile, state, nothing, nothing);
+    widen_rows<T>(tile.keys, tile.begin, tile.end, head_dim, padded, task.wide_keys);
+    widen_rows<T>(tile.values, tile.begin, tile.end, head_dim, padded, task.wide_values);
+    fill_up(tile);
+    multiply_tile<float>(task, tile, state, nothing, nothing);
 }
 
 template <class T>
@@ -238,27 +271,6 @@ void write_out(const Work &work, const Unit &unit, const State &state) {
         const float *from = state.values + r * work.padded, sum = state.sum[r];
         for (int64_t d = 0; d < a.head_dim; ++d) to[d] = from[d] / sum;
     }
-}
-
-// A task is a whole unit: partitions one after the other.
-template <class T>
-void run_unit(void *data, int64_t index) {
-    Work &work = *static_cast<Work *>(data);
-    float *memory = static_cast<float *>(thread_scratch(sizeof(float) * scratch_floats(work.padded)));
-    if (!memory) {
-        __atomic_store_n(&work.failed, 1, __ATOMIC_RELAXED);
-        return;
-    }
-    Task task;
-    memory = prepare(task, work, find_unit(work, index), memory);
-    const State total = state_at(take(memory, state_floats(work.padded)));
-    const State part = state_at(take(memory, state_floats(work.padded)));
-    clear(total, task.unit.rows, work.padded);
-    for (int64_t p = task.first_key / PARTITION; p * PARTITION < task.last_key; ++p) {
-        attend_partition<T>(task, p, part);
-        merge(total, part, task.unit.rows, work.padded);
-    }
-    write_out(work, task.unit, total);
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ struct RotateArgs {
     int64_t rows, heads, kv_heads, head_dim, half;  // half: cos.shape[1], half of the rotated dimensions
     int64_t q_row, q_head, k_row, k_head, v_row, v_head;  // strides in elements
     int64_t block_size;
+    int64_t table_rows, num_slots;  // bounds of positions and slots
     int32_t kv_type;
 };
 
@@ -50,15 +51,31 @@ struct AttentionArgs {
     float *out;
     int64_t sequences, heads, kv_heads, head_dim, block_size, table_stride;
     int64_t q_row, q_head, out_row, out_head;  // strides in elements
+    int64_t rows, num_blocks, table_width;     // bounds of query starts, block numbers and blocks per sequence
     int32_t kv_type, window;  // window 0: unlimited
     float scale, soft_cap;    // soft_cap 0: none
 };
+
+// What an exported function returns; native.py has a text for each.
+enum Status : int32_t {
+    OK = 0,
+    NO_MEMORY = 1,
+    BAD_POSITION = 2,
+    BAD_SLOT = 3,
+    BAD_QUERY_STARTS = 4,
+    BAD_CONTEXT_LENGTH = 5,
+    BAD_BLOCK = 6,
+};
+
+// Whether every number that the kernels use as an index lies inside its tensor. Costs a look at each.
+Status check(const RotateArgs &);
+Status check(const AttentionArgs &);
 
 struct Kernels {
     void (*norm)(const NormArgs &);
     void (*silu_mul)(const SiluArgs &);
     void (*rotate_and_store)(const RotateArgs &);
-    int32_t (*attention)(const AttentionArgs &);  // 0, or 1 when memory ran out
+    Status (*attention)(const AttentionArgs &);
 };
 
 namespace scalar { extern const Kernels kernels; }
