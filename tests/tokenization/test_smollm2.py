@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -34,13 +35,18 @@ def test_every_known_conversation(smollm2_tokenizer: Tokenizer) -> None:
         assert text == case["text"]
 
 
+@pytest.fixture(scope="module")
+def known_bytes(smollm2_tokenizer: Tokenizer) -> frozenset[int]:
+    """The vocabulary lacks a few bytes that hardly any character in use has; nothing can bring those back."""
+    pieces = map(smollm2_tokenizer.token_bytes, range(smollm2_tokenizer.vocab_size))
+    return frozenset(piece[0] for piece in pieces if len(piece) == 1)
+
+
 @SETTINGS
 @given(st.text())
-def test_round_trip(smollm2_tokenizer: Tokenizer, text: str) -> None:
-    # The vocabulary lacks a few bytes that occur in no character in use; nothing can bring those back.
-    known = {smollm2_tokenizer.token_bytes(i) for i in range(smollm2_tokenizer.vocab_size)}
+def test_round_trip(smollm2_tokenizer: Tokenizer, known_bytes: frozenset[int], text: str) -> None:
     valid = text.encode("utf-8", "replace").decode("utf-8")
-    assume(all(bytes([byte]) in known for byte in valid.encode()))
+    assume(known_bytes.issuperset(valid.encode()))
     ids = smollm2_tokenizer.encode(text, add_special_tokens=False)
     assert smollm2_tokenizer.decode(ids, skip_special_tokens=False) == valid
 

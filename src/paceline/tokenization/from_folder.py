@@ -1,8 +1,9 @@
 """The tokenizer and chat template of a folder in Hugging Face's layout.
 
 ``tokenizer.json`` is read by the ``tokenizers`` library itself: the same Rust code that transformers' tokenizers
-run, without importing transformers. Folders from before that file existed (``vocab.json`` and ``merges.txt``, or
-a SentencePiece ``tokenizer.model``) are converted by transformers, which is imported only then.
+run, without importing transformers. Of folders from before that file existed, those with a SentencePiece
+``tokenizer.model`` are read here too; those with ``vocab.json`` and ``merges.txt`` are converted by transformers,
+which is imported only then.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from tokenizers import Tokenizer as Backend
 from paceline.errors import ModelError
 from paceline.tokenization.chat_template import ChatTemplate
 from paceline.tokenization.pieces import PieceToBytes, byte_level_piece, sentencepiece_piece
+from paceline.tokenization.sentencepiece import read_model_file, sentencepiece_backend
 from paceline.tokenization.tokenizer import Tokenizer, Vocabulary
 from paceline.weights.checkpoint import generation_config, read_json
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-_CONVERTIBLE = ("tokenizer.model", "vocab.json")
 _TEMPLATE_SUFFIX = ".jinja"
 
 
@@ -45,6 +46,8 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     bos = by_text.get(texts.get("bos_token", ""))
     eos = by_text.get(texts.get("eos_token", ""))
     prefix, suffix = _around(backend)
+    if not (folder / "tokenizer.json").exists() and (folder / "tokenizer.model").exists():
+        config = {"add_bos_token": True, **config}  # SentencePiece leaves it to the program; its models expect it
     vocabulary = Vocabulary(
         pieces=pieces,
         piece_to_bytes=piece_to_bytes,
@@ -67,11 +70,13 @@ def _backend(folder: Path) -> Backend:
             backend = Backend.from_file(str(file))
         except Exception as error:  # the library raises nothing more exact
             raise ModelError(f"{file}: not a usable tokenizer: {error}") from error
-    elif any((folder / name).exists() for name in _CONVERTIBLE):
+    elif (folder / "tokenizer.model").exists():
+        backend = sentencepiece_backend(read_model_file(folder / "tokenizer.model"))
+    elif (folder / "vocab.json").exists():
         backend = _converted(folder)
     else:
         raise ModelError(
-            f"{folder} holds no tokenizer (looked for tokenizer.json, {', '.join(_CONVERTIBLE)}). "
+            f"{folder} holds no tokenizer (looked for tokenizer.json, tokenizer.model and vocab.json). "
             "Give the model's tokenizer with --tokenizer FOLDER_OR_HUB_NAME."
         )
     backend.no_truncation()

@@ -10,19 +10,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from paceline.errors import ModelError
 from paceline.tokenization.chat_template import ChatTemplate
-from paceline.tokenization.pieces import SPACE_MARK, byte_level_piece, sentencepiece_piece
+from paceline.tokenization.pieces import byte_level_piece, sentencepiece_piece
 from paceline.tokenization.pretokenizers import DEFAULT, pre_tokenizer, scheme_named
+from paceline.tokenization.sentencepiece import NORMAL, Pieces, add_special, sentencepiece_backend
 from paceline.tokenization.tokenizer import Tokenizer, Vocabulary
 
 logger = logging.getLogger(__name__)
-
-# Values of tokenizer.ggml.token_type.
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 # Control tokens that end an answer under these names even where a file's eos_token_id is another one (files
 # of chat models made early name the base model's).
@@ -36,26 +34,25 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
         ModelError: no tokenizer in the file, a kind that is not supported, or inconsistent tables.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    pieces = metadata.get("tokenizer.ggml.tokens")
+    pieces = _list(metadata, "tokens", str)
     if not isinstance(kind, str) or not pieces:
         raise ModelError("the GGUF file has no tokenizer in it; give one with --tokenizer FOLDER_OR_HUB_NAME")
-    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(pieces)
+    types = _list(metadata, "token_type", int) or [NORMAL] * len(pieces)
     if len(types) != len(pieces):
         raise ModelError(f"the GGUF file has {len(pieces)} tokens but {len(types)} token types")
     if kind == "gpt2":
         backend, add_bos = _byte_level(metadata, pieces)
         strips_first_space = False
     elif kind == "llama":
-        backend, add_bos = _sentencepiece(metadata, pieces, types)
         strips_first_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+        scores = _list(metadata, "scores", (float, int))
+        backend, add_bos = sentencepiece_backend(Pieces(pieces, scores, types, strips_first_space)), True
     else:
         raise ModelError(
             f"the GGUF file's tokenizer is of kind {kind!r}; Paceline reads 'gpt2' and 'llama'. "
             "Give the model's original tokenizer with --tokenizer FOLDER_OR_HUB_NAME."
         )
-    added = {i: pieces[i] for i, t in enumerate(types) if t in (_UNKNOWN, _CONTROL, _USER_DEFINED) and pieces[i]}
-    special = frozenset(i for i in added if types[i] != _USER_DEFINED)
-    backend.add_tokens([AddedToken(text, special=i in special, normalized=False) for i, text in added.items()])
+    added, special = add_special(backend, pieces, types)
     bos = _token_id(metadata, "bos", pieces)
     eos = _token_id(metadata, "eos", pieces)
     vocabulary = Vocabulary(
@@ -82,7 +79,7 @@ def _byte_level(metadata: Mapping[str, Any], pieces: Sequence[str]) -> tuple[Bac
             DEFAULT,
         )
     scheme = scheme_named(name or DEFAULT)
-    merges = [_merge(line) for line in metadata.get("tokenizer.ggml.merges") or ()]
+    merges = [_merge(line) for line in _list(metadata, "merges", str)]
     vocab = {piece: index for index, piece in enumerate(pieces)}
     try:
         model = models.BPE(vocab, merges, ignore_merges=scheme.ignore_merges)
@@ -101,39 +98,12 @@ def _merge(line: str) -> tuple[str, str]:
     return line[:cut], line[cut + 1 :]
 
 
-def _sentencepiece(metadata: Mapping[str, Any], pieces: Sequence[str], types: Sequence[int]) -> tuple[Backend, bool]:
-    scores = metadata.get("tokenizer.ggml.scores")
-    if scores is None or len(scores) != len(pieces):
-        raise ModelError("the GGUF file's SentencePiece vocabulary has no score for each token")
-    vocab = {piece: index for index, piece in enumerate(pieces)}
-    unknown = next((pieces[i] for i, t in enumerate(types) if t == _UNKNOWN), None)
-    model = models.BPE(
-        vocab, _merges_by_score(vocab, scores, types), unk_token=unknown, fuse_unk=True, byte_fallback=True
-    )
-    backend = Backend(model)
-    steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE_MARK)]
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
-        steps.insert(0, normalizers.Prepend(SPACE_MARK))
-    backend.normalizer = normalizers.Sequence(steps)
-    return backend, True
-
-
-def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
-    """Every way to join two pieces into a third, best score of the third first.
-
-    SentencePiece joins whichever neighbours make the piece of the highest score; as a list of merges that is
-    the order of scores.
-    """
-    ranked: list[tuple[float, int, int, tuple[str, str]]] = []
-    for piece, index in vocab.items():
-        if types[index] != 1 or len(piece) < 2:
-            continue
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in vocab and right in vocab:
-                ranked.append((-scores[index], vocab[left], vocab[right], (left, right)))
-    ranked.sort(key=lambda entry: entry[:3])
-    return [entry[3] for entry in ranked]
+def _list(metadata: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> list[Any]:
+    """A list from the tokenizer's metadata, empty if it is not there."""
+    values = metadata.get(f"tokenizer.ggml.{name}") or []
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise ModelError(f"the GGUF file's tokenizer.ggml.{name} is not a list of the right kind")
+    return values
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, pieces: Sequence[str]) -> int | None:

@@ -152,6 +152,8 @@ class Tokenizer:
         for part in ("normalizer", "pre_tokenizer"):
             if getattr(self._backend, part) is not None:
                 setattr(twin, part, getattr(self._backend, part))
+        # All of them and in order, though control tokens are not looked for: an added token's id is its place.
         added: dict[int, AddedToken] = self._backend.get_added_tokens_decoder()
-        twin.add_tokens([token for _, token in sorted(added.items()) if not token.special])
+        twin.add_tokens([token for _, token in sorted(added.items())])
+        twin.encode_special_tokens = True
         return twin
