@@ -22,9 +22,10 @@ from tqdm.auto import tqdm
 
 from paceline.config import EngineConfig
 from paceline.engine.choice import Delta
+from paceline.engine.loading_bar import LoadingBar
 from paceline.engine.offline import Job, OfflineEngine, Outcome
 from paceline.errors import EngineDeadError, RequestError
-from paceline.messages import CoreProgress, TokenLogprobs
+from paceline.messages import TokenLogprobs
 from paceline.sampling_params import SamplingParams
 from paceline.tokenization import Tokenizer
 
@@ -77,7 +78,7 @@ class LLM:
         self, model: str | None = None, *, pipeline_parallel_size: int = 1, use_tqdm: bool = True, **options: Any
     ) -> None:
         config = EngineConfig(model=model, pipeline_parallel_size=pipeline_parallel_size, **options)
-        with _LoadingBar(pipeline_parallel_size, use_tqdm) as bar:
+        with LoadingBar(pipeline_parallel_size, use_tqdm) as bar:
             self._engine = OfflineEngine(config, bar)
 
     @property
@@ -238,26 +239,6 @@ class _Answer:
             num_cached_tokens=choice.num_cached_tokens,
             error=outcome.error,
         )
-
-
-class _LoadingBar:
-    """How much of the weights is loaded, all stages together."""
-
-    def __init__(self, num_stages: int, shown: bool) -> None:
-        self._done = [0.0] * num_stages
-        self._bar = tqdm(total=100, desc="Loading", unit="%", disable=not shown, leave=False)
-
-    def __call__(self, progress: CoreProgress) -> None:
-        if 0 <= progress.stage < len(self._done):
-            self._done[progress.stage] = progress.done
-            self._bar.n = round(100 * sum(self._done) / len(self._done))
-            self._bar.refresh()
-
-    def __enter__(self) -> _LoadingBar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
 
 
 class _GeneratingBar:

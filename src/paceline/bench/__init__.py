@@ -1,0 +1,1 @@
+"""Measuring speed: workloads, figures and reports."""
