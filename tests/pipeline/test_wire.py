@@ -25,9 +25,7 @@ def test_the_folder_is_private_and_goes_away() -> None:
     assert not Path(folder.path).exists()
 
 
-def test_a_long_temporary_folder_still_gives_a_usable_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_temporary_folder_still_gives_a_usable_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))

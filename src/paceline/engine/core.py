@@ -97,6 +97,8 @@ class EngineCore:
         while len(self.in_flight) < self.pipeline.depth and self._make_batch():
             self._take_in()
         self._flush()
+        if self.shutting_down:  # nobody would end the wait
+            return
         self.pipeline.wait(self._until_deadline())
         self._take_in()
         self._flush()

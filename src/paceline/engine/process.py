@@ -39,7 +39,7 @@ from paceline.pipeline.build import (
     resolved_dtype,
     torch_dtype,
 )
-from paceline.pipeline.child import end_with_parent, read_config
+from paceline.pipeline.child import end, end_with_parent, read_config
 from paceline.pipeline.processes import ProcessPipeline
 from paceline.pipeline.seam import Pipeline
 from paceline.scheduling import SchedulerOptions
@@ -211,7 +211,7 @@ def _serve(options: SchedulerOptions, pipeline: Pipeline, mail: Mail, ready: Cor
 
 def main() -> None:
     end_with_parent()
-    sys.exit(run(msgspec.json.decode(read_config(), type=CoreConfig)))
+    end(run(msgspec.json.decode(read_config(), type=CoreConfig)))
 
 
 if __name__ == "__main__":

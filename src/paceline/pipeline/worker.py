@@ -30,7 +30,7 @@ from paceline.pipeline.build import (
     resolved_dtype,
     torch_dtype,
 )
-from paceline.pipeline.child import end_with_parent, read_config
+from paceline.pipeline.child import end, end_with_parent, read_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ class Worker:
         )
         kind, payload = self.control.recv_multipart()
         if kind != wire.MAKE_CACHE:
-            raise SystemExit(0)
+            end(0)
         model.allocate_cache(wire.decode(payload, wire.MakeCache, "cache").num_blocks, engine.block_size, cache_dtype)
         self.hidden_size = checkpoint.spec.hidden_size
         self.runner = StageRunner(model, engine.block_size)
@@ -103,7 +103,7 @@ class Worker:
         poller.register(self.link_in, zmq.POLLIN)
         poller.register(sys.stdin.fileno(), zmq.POLLIN)
         if self.link_in not in dict(poller.poll()):
-            raise SystemExit(0)  # the parent closed standard input
+            end(0)  # the parent closed standard input
         if self.link_in.recv() != wire.LINK_UP:
             raise PipelineError("the stage before began with something else than a greeting")
 
@@ -201,8 +201,9 @@ def main() -> None:
         worker.control.setsockopt(zmq.LINGER, 1000)
         worker.send(wire.FAILED, wire.Failed(text))
         worker.context.destroy(linger=1000)
-        sys.exit(1)
+        end(1)
     worker.context.destroy(linger=0)
+    end(0)
 
 
 if __name__ == "__main__":
