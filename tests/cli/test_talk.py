@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import io
 import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
-import uvicorn
 
 from paceline.cli.main import main
 from paceline.config import ServerConfig
 from tests.server.fakes import EOS, FakeEngine, Site
+from tests.server.running import Running
 
 
 def answer(prompt: list[int]) -> list[int]:
     """The prompt, shouted."""
     return [*bytes(prompt).upper(), EOS]
-
-
-class Running:
-    """An HTTP server in a thread; `url` is its address."""
-
-    def __init__(self, site: Site) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.site = site
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(site.app, lifespan="off", log_level="error"))
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
-        self._thread.start()  # connections wait in the socket's queue until the server takes them
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
 
 
 @pytest.fixture

@@ -191,4 +191,4 @@ class Site:
     def metric(self, name: str) -> float:
         """Sum over all label values of one sample name."""
         lines = self.state.metrics.render().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.partition("{")[0] == name)
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)

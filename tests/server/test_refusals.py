@@ -194,7 +194,7 @@ async def test_unknown_fields_are_ignored_and_logged_once(caplog: pytest.LogCapt
         "request field 'frobnicate\\n' is unknown and ignored (said once)"
     ) == 1
     assert "user" not in caplog.text
-    assert site.state.unknown_fields.count == 3
+    assert site.metric("paceline:unknown_request_fields_total") == 3
 
 
 @pytest.mark.parametrize("phase", [Phase.LOADING, Phase.DRAINING, Phase.ENGINE_DEAD])

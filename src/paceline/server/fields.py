@@ -10,6 +10,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from prometheus_client import Counter
+
 from paceline.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -94,14 +96,14 @@ def _same(value: Any, neutral: Any) -> bool:
 class UnknownFields:
     """Notes fields that nobody knows: ignored, logged once per name, counted."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
         self._seen: set[str] = set()
 
     def note(self, body: Mapping[str, Any], known: frozenset[str]) -> None:
         """Note every key of `body` that is not in `known`."""
         for name in body.keys() - known:
-            self.count += 1
+            self._counter.inc()
             if name not in self._seen and len(self._seen) < _MOST_NAMES_LOGGED:
                 self._seen.add(name)
                 logger.warning("request field %s is unknown and ignored (said once)", ascii(name[:64]))

@@ -41,6 +41,8 @@ async def load(
     info = await engine.start(_Progress(waiting_for, engine_config.pipeline_parallel_size))
     use_own = server_config.generation_config == "auto"
     own = model.checkpoint.generation_config if use_own else {}
+    if own.get("repetition_penalty", 1) not in (1, None):
+        logger.warning("the model's default repetition_penalty is not available yet and has no effect")
     served = Served(
         engine=engine,
         tokenizer=model.tokenizer,

@@ -83,6 +83,10 @@ class Metrics:
             "paceline:requests_cut", "Requests that ended without a finish reason.", _LABELS, registry=self.registry
         )
 
+        self.unknown_fields = Counter(
+            "paceline:unknown_request_fields", "Request fields that nobody knows, ignored.", registry=self.registry
+        )
+
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"vllm:{name}", text, _LABELS, registry=self.registry)
 

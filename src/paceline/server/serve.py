@@ -16,7 +16,9 @@ import uvloop
 from paceline.config import EngineConfig, ServerConfig
 from paceline.engine.client import AsyncEngine
 from paceline.errors import ConfigError, PacelineError
+from paceline.server.access import is_loopback
 from paceline.server.app import build_app
+from paceline.server.http_protocol import BoundedHttp
 from paceline.server.loading import load
 from paceline.server.state import Phase, Served, ServerState
 from paceline.server.stats_log import log_stats
@@ -85,7 +87,7 @@ class _Life:
         server = _Uvicorn(
             uvicorn.Config(
                 build_app(self.state),
-                http="httptools",
+                http=BoundedHttp,
                 lifespan="off",
                 log_level=self.config.uvicorn_log_level,
                 access_log=self.config.uvicorn_log_level in ("info", "debug", "trace"),
@@ -109,6 +111,8 @@ class _Life:
 
     async def _serve(self) -> int:
         logger.info("listening on %s; /health answers 503 until the model is loaded", self.url)
+        if not is_loopback(self.config.host) and not self.config.api_key:
+            logger.warning("anybody who reaches %s may use this server: it has no API key", self.config.host)
         stopped = asyncio.create_task(self.stop.wait())
         try:
             loaded = await self._load(stopped)

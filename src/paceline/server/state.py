@@ -86,9 +86,9 @@ class ServerState:
     waiting_for: str = "starting"  # what start-up waits for
     served: Served | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    unknown_fields: UnknownFields = field(default_factory=UnknownFields)
 
     def __post_init__(self) -> None:
+        self.unknown_fields = UnknownFields(self.metrics.unknown_fields)
         self.active: dict[str, asyncio.Task[None]] = {}  # request id -> the task that answers it
         self.engine_ids: set[str] = set()  # what the engine is working on
         self._idle = asyncio.Event()
