@@ -5,61 +5,22 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 import paceline
-from paceline.config import EngineConfig
-from paceline.engine import offline
 from paceline.errors import ConfigError, EngineDeadError, PacelineError, RequestError
 from paceline.llm import LLM
-from paceline.messages import CoreProgress, CoreReady, CoreStats
+from paceline.messages import CoreStats
 from paceline.sampling_params import SamplingParams
-from tests.server.fakes import EOS, MAX_MODEL_LEN, ByteTokenizer, FakeEngine
-
-
-class Engine(FakeEngine):
-    """With the life of a real one; remembers itself as `Engine.last`."""
-
-    last: Engine
-    fails_at_start = ""
-
-    def __init__(self, config: EngineConfig, path: Any, eos: tuple[int, ...]) -> None:
-        super().__init__(lambda prompt: [*bytes(prompt).upper(), *b".", EOS])
-        assert eos == (EOS,)
-        self.info = CoreReady(64, 16, MAX_MODEL_LEN, 2, [1, 1], "float32")
-        self.closes = 0
-        self.most_live = 0
-        Engine.last = self
-
-    @property
-    def num_unfinished(self) -> int:
-        return len(self.live)
-
-    async def start(self, on_progress: Any) -> None:
-        for done in (0.5, 1.0):
-            on_progress(CoreProgress(0, "loading weights", done))
-        if self.fails_at_start:
-            raise PacelineError(self.fails_at_start)
-
-    async def generate(self, *args: Any, **kwargs: Any) -> Any:
-        async for output in super().generate(*args, **kwargs):
-            self.most_live = max(self.most_live, len(self.live))
-            yield output
-
-    async def close(self) -> None:
-        self.closes += 1
+from tests import offline_fakes
+from tests.offline_fakes import Engine
+from tests.server.fakes import EOS, MAX_MODEL_LEN
 
 
 @pytest.fixture(autouse=True)
 def fake_parts(monkeypatch):
-    model = SimpleNamespace(
-        files=SimpleNamespace(path="somewhere"), tokenizer=ByteTokenizer(), eos_token_ids=(EOS,), vocab_size=257
-    )
-    monkeypatch.setattr(offline, "AsyncEngine", Engine)
-    monkeypatch.setattr(offline, "find_model", lambda config: model)
+    offline_fakes.install(monkeypatch)
 
 
 @pytest.fixture

@@ -7,11 +7,15 @@ import json
 import pytest
 
 from paceline.cli.main import main
-from tests.test_llm import Engine, fake_parts
-
-__all__ = ["fake_parts"]
+from tests import offline_fakes
+from tests.offline_fakes import Engine
 
 SMALL = ["bench", "throughput", "--num-prompts", "3", "--input-len", "4", "--output-len", "2", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def fake_parts(monkeypatch):
+    offline_fakes.install(monkeypatch)
 
 
 def test_a_table_or_json(capsys, tmp_path):

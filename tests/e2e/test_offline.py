@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -108,3 +109,26 @@ def processes_of(folder: Path) -> list[int]:
             if mark in environment.split(b"\0"):
                 found.append(int(entry.name))
     return found
+
+
+def test_bench_throughput(smollm2_gguf: Path, tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    load = ["--num-prompts=6", "--input-len=24", "--output-len=8"]
+    engine = ["--pipeline-parallel-size=2", "--max-model-len=512", "--num-blocks=128"]
+    command = [sys.executable, "-m", "paceline", "bench", "throughput", str(smollm2_gguf), *load, *engine]
+    done = subprocess.run(
+        [*command, "--quiet", f"--output-json={target}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(target.read_text())
+    assert (result["completed"], result["total_input_tokens"], result["total_output_tokens"]) == (6, 144, 48)
+    assert result["prefix_cache"] == "cold"
+    pipeline = result["pipeline"]
+    assert sum(pipeline["layer_split"]) == 30
+    assert pipeline["batches"] * pipeline["mean_batch_tokens"] == pytest.approx(144 + 48 - 6)
+    assert all(0.0 < busy <= 1.0 for busy in pipeline["busy_fraction"])
+    assert all(cpu > 0.0 for cpu in pipeline["cpu_fraction"])
