@@ -27,7 +27,8 @@ lint: install
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e and not full"
-	PACELINE_KERNELS=scalar $(BIN)/python -m pytest -n 2 tests/kernels
+	PACELINE_KERNELS=scalar $(BIN)/python -m pytest tests/kernels
+	PACELINE_KERNELS=avx2 $(BIN)/python -m pytest tests/kernels
 	$(BIN)/python -m pytest -m "e2e and not full"
 
 test-full: lint

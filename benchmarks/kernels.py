@@ -1,157 +1,129 @@
-"""The native kernels against the torch reference and against what the machine can do.
+"""Microseconds of each native kernel against the torch reference, and against what the machine could do at best.
 
-python benchmarks/kernels.py [--threads 1] [--heads 9] [--kv-heads 3] [--head-dim 64] [--quick]
+python benchmarks/kernels.py [--threads 1]   (`PACELINE_KERNELS` forces the instruction set)
 
-Each line is one call at the sizes of one layer (SmolLM2-135M unless told otherwise): microseconds, the memory that must
-move and the arithmetic that must be done per second, and the time of the torch reference. Every call takes the cache of
-another layer, so that keys and values stream from memory as they do in a model. The time is the 10th percentile of the
-calls: what else runs on the machine then counts little. PACELINE_KERNELS forces an instruction set.
+The limit is the larger of bytes over the copy bandwidth and arithmetic over the rate of a large float32 product, both
+measured first. Shapes are SmolLM2's: 576 wide, 9 query heads over 3, 64 dimensions per head. Each call takes the next
+of several caches, so that keys and values stream from memory as they do in a model of many layers.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from paceline import kernels
-from paceline.kernels import reference
+from paceline.kernels import path, reference
+from paceline.kernels.native import NativeKernels
 
-BLOCK_SIZE = 16
-NUM_LAYERS = 30  # as many caches as a model has layers
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, BLOCK = 576, 1536, 9, 3, 64, 16
+CACHES = 30  # one per layer
 
 
-@dataclass
+@dataclass(frozen=True)
 class Case:
+    """What is measured: its name, the two calls, and the work that no implementation can avoid."""
+
     name: str
-    run: Callable[[int], object]  # takes the layer's number
-    plain: Callable[[int], object]
-    num_bytes: float
-    flops: float
+    native: Callable[[], object]
+    reference: Callable[[], object]
+    bytes: float
+    operations: float
 
 
-def microseconds(call: Callable[[int], object], seconds: float) -> float:
-    call(0)
+def microseconds(call: Callable[[], object], seconds: float = 0.2) -> float:
+    """The median time of a call; at least 5 calls, then until `seconds` have passed."""
+    call()
     times: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 3:
-        for layer in range(NUM_LAYERS):
-            start = time.perf_counter()
-            call(layer)
-            times.append(time.perf_counter() - start)
-    return statistics.quantiles(times, n=10)[0] * 1e6
+    until = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < until:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
 
 
-def row_cases(rows: int, hidden: int, intermediate: int) -> Iterator[Case]:
-    x, residual, weight = torch.randn(rows, hidden), torch.zeros(rows, hidden), torch.randn(hidden)
-    gate_up, out, narrow = torch.randn(rows, 2 * intermediate), torch.empty_like(x), torch.empty(rows, intermediate)
-    yield Case(
-        f"add_rms_norm {rows}×{hidden}",
-        lambda _: kernels.add_rms_norm(x, residual, weight, 1e-5, out),
-        lambda _: reference.add_rms_norm(x, residual, weight, 1e-5, out),
-        4 * x.nbytes,
-        5 * x.numel(),
-    )
-    yield Case(
-        f"silu_mul {rows}×{intermediate}",
-        lambda _: kernels.silu_mul(gate_up, narrow),
-        lambda _: reference.silu_mul(gate_up, narrow),
-        gate_up.nbytes + narrow.nbytes,
-        20 * narrow.numel(),
-    )
+def machine_limits() -> tuple[float, float]:
+    """Bytes per second of reading beyond the cache, and operations per second of a large float32 product."""
+    big = torch.ones(2**27)
+    bandwidth = big.nbytes / microseconds(big.sum, 0.5) * 1e6
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    return bandwidth, 2 * 1024**3 / microseconds(lambda: a @ b, 0.5) * 1e6
 
 
-def rotate_case(rows: int, heads: int, kv_heads: int, head_dim: int) -> Case:
-    qkv = torch.randn(rows, (heads + 2 * kv_heads) * head_dim)
-    split = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
-    q, k, v = (part.view(rows, -1, head_dim) for part in split)
-    angles = torch.randn(rows, head_dim // 2)
-    cos, sin = angles.cos(), angles.sin()  # a rotation leaves lengths alone, however often it is repeated
-    caches = torch.zeros(2, rows // BLOCK_SIZE + 1, kv_heads, BLOCK_SIZE, head_dim)
-    arguments = (q, k, v, cos, sin, torch.arange(rows, dtype=torch.int32), torch.arange(rows), caches[0], caches[1])
+def row_cases(native: NativeKernels, rows: int) -> list[Case]:
+    x, weight = torch.randn(rows, HIDDEN), torch.ones(HIDDEN)
+    residual, out = torch.randn(rows, HIDDEN), torch.empty(rows, HIDDEN)
+    gate_up, half = torch.randn(rows, 2 * INTERMEDIATE), torch.empty(rows, INTERMEDIATE)
+    qkv = torch.randn(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+    q, k, v = (part.view(rows, -1, HEAD_DIM) for part in qkv.split([576, 192, 192], dim=1))
+    cos, sin = torch.ones(2048, HEAD_DIM // 2), torch.zeros(2048, HEAD_DIM // 2)
+    positions, slots = torch.arange(rows, dtype=torch.int32), torch.arange(rows)
+    caches = [torch.zeros(rows // BLOCK + 1, KV_HEADS, BLOCK, HEAD_DIM) for _ in range(2)]
+
+    def case(name: str, tensors: int, *arguments: object) -> Case:
+        calls = (getattr(kernels, name) for kernels in (native, reference))
+        ours, theirs = (lambda call=call: call(*arguments) for call in calls)
+        return Case(f"{name}, {rows} rows", ours, theirs, 4.0 * tensors, 0)
+
+    return [
+        case("rms_norm", 2 * x.numel(), x, weight, 1e-5, out),
+        case("add_rms_norm", 4 * x.numel(), x, residual, weight, 1e-5, out),
+        case("silu_mul", gate_up.numel() + half.numel(), gate_up, half),
+        case("rotate_and_store", 2 * qkv.numel(), q, k, v, cos, sin, positions, slots, *caches),
+    ]
+
+
+def attention_case(native: NativeKernels, sequences: int, rows: int, context: int, dtype: torch.dtype) -> Case:
+    """`sequences` sequences of `context` positions, the last `rows` of which are in the batch."""
+    blocks = -(-context // BLOCK)
+    shape = (sequences * blocks, KV_HEADS, BLOCK, HEAD_DIM)
+    caches = [(torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)) for _ in range(CACHES)]
+    q = torch.randn(sequences * rows, HEADS, HEAD_DIM)
+    tables = torch.randperm(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
+    starts = torch.arange(0, sequences * rows + 1, rows, dtype=torch.int32)
+    lengths = torch.full((sequences,), context, dtype=torch.int32)
+    out = torch.empty_like(q)
+
+    def calls(attend: Callable[..., Tensor]) -> Callable[[], object]:
+        turns = itertools.cycle(caches)
+        return lambda: attend(q, *next(turns), tables, starts, lengths, HEAD_DIM**-0.5, out)
+
+    seen = sequences * sum(range(context - rows + 1, context + 1))  # (row, key) pairs
     return Case(
-        f"rotate_and_store {rows} rows",
-        lambda _: kernels.rotate_and_store(*arguments),
-        lambda _: reference.rotate_and_store(*arguments),
-        2 * q.nbytes + 3 * k.nbytes + 2 * v.nbytes,
-        3 * (q.numel() + k.numel()),
+        f"attention, {sequences} x {rows} rows, context {context}, {str(dtype)[6:]}",
+        calls(native.paged_attention),
+        calls(reference.paged_attention),
+        2.0 * sequences * context * KV_HEADS * HEAD_DIM * caches[0][0].element_size(),
+        4.0 * seen * HEADS * HEAD_DIM,
     )
-
-
-def attention_case(
-    lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, name: str
-) -> Case:
-    """`lengths`: each sequence's context and how many of its last positions are rows."""
-    blocks_each = [-(-context // BLOCK_SIZE) for context, _ in lengths]
-    num_blocks = sum(blocks_each)
-    order, tables = torch.randperm(num_blocks, dtype=torch.int32), torch.zeros(len(lengths), max(blocks_each)).int()
-    for s, count in enumerate(blocks_each):
-        tables[s, :count] = order[sum(blocks_each[:s]) :][:count]
-    caches = torch.randn(NUM_LAYERS, 2, num_blocks, kv_heads, BLOCK_SIZE, head_dim).to(dtype)
-    rows = torch.tensor([count for _, count in lengths])
-    q = torch.randn(int(rows.sum()), heads, head_dim)
-    starts = torch.cat((torch.zeros(1, dtype=torch.long), rows.cumsum(0))).int()
-    contexts, out = torch.tensor([context for context, _ in lengths]).int(), torch.empty_like(q)
-
-    def call(module: object, layer: int) -> object:
-        k, v = caches[layer]
-        return module.paged_attention(q, k, v, tables, starts, contexts, 0.125, out)  # type: ignore[attr-defined]
-
-    pairs = sum(count * (context - (count - 1) / 2) for context, count in lengths)
-    return Case(
-        f"attention {name}, {str(dtype).removeprefix('torch.')} cache",
-        lambda layer: call(kernels, layer),
-        lambda layer: call(reference, layer),
-        caches[0].nbytes + 2 * q.nbytes,
-        4 * pairs * heads * head_dim,
-    )
-
-
-def machine_limits() -> str:
-    """Sustained read bandwidth of a sum over 1 GB, and a large float32 product."""
-    big, a = torch.ones(256 * 1024 * 1024), torch.randn(1024, 1024)
-    read = big.nbytes / microseconds(lambda _: big.sum(), 0) / 1e3
-    product = 2 * 1024**3 / microseconds(lambda _: a @ a, 0) / 1e3
-    return f"{read:.1f} GB/s read beyond the caches, {product:.0f} GFLOP/s in a large product"
-
-
-def all_cases(heads: int, kv_heads: int, head_dim: int) -> Iterator[Case]:
-    for rows in (1, 16, 256):
-        yield from row_cases(rows, heads * head_dim, 8 * heads * head_dim // 3)
-        yield rotate_case(rows, heads, kv_heads, head_dim)
-    shape = (heads, kv_heads, head_dim)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        yield attention_case([(256, 1)], *shape, dtype, "1 decode at 256")
-        yield attention_case([(256, 1)] * 16, *shape, dtype, "16 decodes at 256")
-        yield attention_case([(4096, 1)], *shape, dtype, "1 decode at 4096")
-        yield attention_case([(1024, 256)], *shape, dtype, "chunk of 256 ending at 1024")
-        yield attention_case([(512, 256)] + [(256, 1)] * 15, *shape, dtype, "chunk of 256 and 15 decodes")
 
 
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("threads", 1), ("heads", 9), ("kv-heads", 3), ("head-dim", 64)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, and without the reference")
-    parser.add_argument("--only", default="", help="lines that contain this text")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    print(f"{kernels.path()}, {args.threads} thread(s); {machine_limits()}")
-    print(f"{'':60} {'µs':>9} {'GB/s':>7} {'GFLOP/s':>8} {'torch µs':>9} {'ratio':>6}")
-    for case in all_cases(args.heads, args.kv_heads, args.head_dim):
-        if args.only not in case.name:
-            continue
-        mine = microseconds(case.run, 0 if args.quick else 0.3)
-        line = f"{case.name:60} {mine:9.1f} {case.num_bytes / mine / 1e3:7.1f} {case.flops / mine / 1e3:8.1f}"
-        if not args.quick:
-            plain = microseconds(case.plain, 0)
-            line += f" {plain:9.0f} {plain / mine:6.1f}"
-        print(line, flush=True)
+    parser.add_argument("--threads", type=int, default=1)
+    torch.set_num_threads(parser.parse_args().threads)
+    native = NativeKernels()
+    bandwidth, rate = machine_limits()
+    print(
+        f"path {path()}, {torch.get_num_threads()} threads; limits: {bandwidth / 1e9:.1f} GB/s, {rate / 1e9:.0f} GFLOP/s"
+    )
+    cases = [case for rows in (1, 8, 64, 512) for case in row_cases(native, rows)]
+    shapes = [(1, 1, 256), (8, 1, 256), (16, 1, 256), (8, 1, 2000), (1, 128, 128), (1, 512, 512), (1, 256, 2000)]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        cases += [attention_case(native, *shape, dtype) for shape in shapes]
+    print(f"{'':48} native  reference   ratio   limit  (µs; the limit ignores the cost of a call)")
+    for case in cases:
+        ours, theirs = microseconds(case.native), microseconds(case.reference)
+        limit = max(case.bytes / bandwidth, case.operations / rate) * 1e6
+        print(f"{case.name:48} {ours:7.1f} {theirs:9.1f} {theirs / ours:7.1f} {limit:7.1f}", flush=True)
 
 
 if __name__ == "__main__":
