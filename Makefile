@@ -28,7 +28,7 @@ lint: install
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e and not full"
 	PACELINE_KERNELS=scalar $(BIN)/python -m pytest tests/kernels
-	PACELINE_KERNELS=avx2 $(BIN)/python -m pytest tests/kernels
+	if grep -qw avx2 /proc/cpuinfo; then PACELINE_KERNELS=avx2 $(BIN)/python -m pytest tests/kernels; fi
 	$(BIN)/python -m pytest -m "e2e and not full"
 
 test-full: lint
