@@ -162,10 +162,11 @@ class Site:
         engine_config: EngineConfig | None = None,
         defaults: SamplingDefaults | None = None,
         names: tuple[str, ...] = ("m", "alias"),
+        max_model_len: int = MAX_MODEL_LEN,
     ) -> None:
         self.engine = engine or FakeEngine()
         self.state = ServerState(config or ServerConfig(), engine_config or EngineConfig(), created=1)
-        info = CoreReady(64, 16, MAX_MODEL_LEN, 2, [1, 1], "float32")
+        info = CoreReady(64, 16, max_model_len, 2, [1, 1], "float32")
         self.state.served = Served(
             engine=self.engine,
             tokenizer=ByteTokenizer(),  # type: ignore[arg-type]

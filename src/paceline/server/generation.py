@@ -50,6 +50,8 @@ class Generation:
                 async for output in outputs:
                     delta = choice.push(output)
                     if delta.token_ids:
+                        if not timer.first:
+                            metrics.on_prompt(len(choice.prompt_token_ids))
                         metrics.on_tokens(len(delta.token_ids), *timer.lap())
                     if choice.finish_reason is not None:
                         if not output.status:  # a stop string: the engine does not know yet

@@ -74,7 +74,7 @@ class Metrics:
             name: Histogram(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=self.registry)
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens, counted when a prompt is computed.")
         self._output = self._counter("generation_tokens", "Output tokens.")
         self._success = Counter(
             "vllm:request_success", "Requests that ended.", (*_LABELS, "finished_reason"), registry=self.registry
@@ -120,11 +120,14 @@ class Metrics:
         self._output_total.inc(count)
         (self._ttft if first else self._gap).observe(seconds)
 
+    def on_prompt(self, count: int) -> None:
+        """A prompt of `count` tokens is computed: its first output is there."""
+        self.prompt_tokens += count
+        self._prompt_total.inc(count)
+
     def on_finished(self, choice: Choice, arrival: float, first: float, last: float) -> None:
         """A request ended; times in seconds of the performance counter, `first` 0 without a token."""
         seen = self._histograms
-        self.prompt_tokens += len(choice.prompt_token_ids)
-        self._prompt_total.inc(len(choice.prompt_token_ids))
         self._success.labels(self._model, "0", choice.finish_reason).inc()
         seen["e2e_request_latency_seconds"].observe(time.perf_counter() - arrival)
         seen["request_prompt_tokens"].observe(len(choice.prompt_token_ids))
