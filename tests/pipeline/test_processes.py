@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
-from paceline.errors import ConfigError, PacelineError, PipelineError
+from paceline.errors import ConfigError, PipelineError
 from paceline.host import share_cores, usable_cores
 from paceline.messages import BatchResult, CoreProgress, Plan
 from paceline.pipeline import wire
@@ -182,7 +182,7 @@ def test_a_batch_that_a_stage_cannot_run_ends_the_pipeline_with_its_reason(folde
 def test_a_stage_that_cannot_start_says_why(folder: Path, tmp_path: Path) -> None:
     with (
         stages(tmp_path / "nothing here", 2) as pipeline,
-        pytest.raises(PacelineError, match=r"stage \d could not start: .*no such file or folder"),
+        pytest.raises(PipelineError, match=r"stage \d could not start: .*no such file or folder"),
     ):
         pipeline.load(lambda progress: None)
 
@@ -226,3 +226,12 @@ def test_closing_while_stages_still_load_ends_them(folder: Path) -> None:
         assert len(children_of(os.getpid())) >= 3
         pipeline.close()
         assert pipeline._children == []
+
+
+def test_the_reason_of_a_stage_that_ended_is_waited_for(folder: Path) -> None:
+    """Its end may be seen before its last message: no message is there yet when the core looks."""
+    with stages(folder / "nothing here", 1) as pipeline:
+        assert all_end([pipeline._children[0].pid], 60)
+        ended = dict.fromkeys(pipeline._death_fds, zmq.POLLIN)
+        with pytest.raises(PipelineError, match=r"stage 0 could not start: .*no such file or folder"):
+            pipeline._check_alive(ended)

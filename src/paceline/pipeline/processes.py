@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 import zmq
 
 from paceline.config import EngineConfig
-from paceline.errors import PacelineError, PipelineError
+from paceline.errors import PipelineError
 from paceline.host import share_cores, usable_cores
 from paceline.messages import BatchResult, CoreProgress, Plan
 from paceline.pipeline import wire
@@ -28,11 +29,9 @@ from paceline.pipeline.child import how_it_ended, start, stop
 
 STOP_SECONDS = 2.0  # how long stages may take to end by themselves
 
+LAST_WORDS_SECONDS = 2.0  # how long a stage's reason may take to arrive after its end
+
 OnProgress = Callable[[CoreProgress], None]
-
-
-class StageFailedError(PacelineError):
-    """A stage could not start; the text is its own."""
 
 
 class ProcessPipeline:
@@ -61,6 +60,7 @@ class ProcessPipeline:
         self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._control.bind(self._folder.address("control"))
         self._ready: deque[BatchResult] = deque()
+        self._serving = False
         self._children: list[subprocess.Popen[bytes]] = []
         self._death_fds: dict[int, int] = {}
         self._poller = zmq.Poller()
@@ -106,8 +106,8 @@ class ProcessPipeline:
             the number of KV blocks, and what each stage reported.
 
         Raises:
-            StageFailedError: a stage could not start.
-            PipelineError: a stage died.
+            PipelineError: a stage could not start, or died.
+            ConfigError: there is too little memory for the KV cache.
         """
         for stage in range(self.depth):
             on_progress(CoreProgress(stage, "starting", 0.0))
@@ -135,6 +135,7 @@ class ProcessPipeline:
             _, kind, _ = self._news()
             ready += kind == wire.READY
         self._folder.close()  # every socket is connected
+        self._serving = True
         return num_blocks, reports
 
     def _news(self) -> tuple[int, bytes, bytes]:
@@ -144,8 +145,7 @@ class ProcessPipeline:
             if self._control in events:
                 identity, kind, payload = self._control.recv_multipart()
                 if kind == wire.FAILED:
-                    error = wire.decode(payload, wire.Failed, "failure").error
-                    raise StageFailedError(f"stage {int(identity)} could not start: {error}")
+                    raise self._failure(identity, payload)
                 return int(identity), kind, payload
             self._check_alive(events)
             if self._mail in events:  # nobody writes before the engine is ready, so the front end has gone
@@ -190,8 +190,7 @@ class ProcessPipeline:
                 except msgspec.MsgspecError as error:
                     raise PipelineError(f"a damaged result arrived: {error}") from error
             elif kind == wire.FAILED:
-                failure = wire.decode(payload, wire.Failed, "failure")
-                raise PipelineError(f"stage {int(identity)} failed: {failure.error}")
+                raise self._failure(identity, payload)
 
     def _send_all(self, kind: bytes, payload: bytes) -> None:
         for stage in range(self.depth):
@@ -200,8 +199,17 @@ class ProcessPipeline:
             except zmq.ZMQError as error:
                 raise PipelineError(f"stage {stage} cannot be reached: {error}") from error
 
+    def _failure(self, identity: bytes, payload: bytes) -> PipelineError:
+        error = wire.decode(payload, wire.Failed, "failure").error
+        return PipelineError(f"stage {int(identity)} {'failed' if self._serving else 'could not start'}: {error}")
+
     def _check_alive(self, events: dict[Any, int]) -> None:
+        """Raise if a stage has ended: with its own reason if it gave one, which may still be on its way."""
         for fd, stage in self._death_fds.items():
-            if fd in events:
-                self._receive()  # its last words, if it had any, tell more than its exit code
-                raise PipelineError(f"stage {stage} {how_it_ended(self._children[stage].wait())}")
+            if fd not in events:
+                continue
+            code = self._children[stage].wait()
+            deadline = time.monotonic() + (LAST_WORDS_SECONDS if code > 0 else 0.0)
+            while self._control.poll(wire.milliseconds(max(0.0, deadline - time.monotonic()))):
+                self._receive()
+            raise PipelineError(f"stage {stage} {how_it_ended(code)}")
