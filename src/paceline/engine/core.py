@@ -50,6 +50,7 @@ class EngineCore:
         on_batch: told of every batch right after it was dispatched.
         clock: seconds, monotonic.
         hash_key: key of the prefix cache's names; fresh random bytes by default.
+        why_unusable: why the stages could not run a request, or None; front ends check too, but this is the last door.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class EngineCore:
         on_batch: Callable[[Batch], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         hash_key: bytes | None = None,
+        why_unusable: Callable[[AddRequest], str | None] = lambda message: None,
     ) -> None:
         self.scheduler = Scheduler(options, hash_key)
         self.pipeline = pipeline
@@ -73,6 +75,7 @@ class EngineCore:
         self._mailbox = mailbox
         self._emit = emit
         self._on_batch = on_batch
+        self._why_unusable = why_unusable
         self._clock = clock
         self._started = clock()
         self._num_requests = 0
@@ -148,7 +151,7 @@ class EngineCore:
     def _add(self, message: AddRequest) -> None:
         request = Request(message, self._num_requests, self._max_model_len, self._clock())
         self._num_requests += 1
-        refusal = self.scheduler.why_refused(request)
+        refusal = self._why_unusable(message) or self.scheduler.why_refused(request)
         if message.request_id in self.requests:
             refusal = "a request with this id is already live"
         if refusal is not None:

@@ -17,8 +17,9 @@ import zmq
 
 from paceline.config import EngineConfig
 from paceline.engine.core import EngineCore
-from paceline.errors import PacelineError, PipelineError
+from paceline.errors import PacelineError, PipelineError, RequestError
 from paceline.messages import (
+    AddRequest,
     CoreFailed,
     CoreProgress,
     CoreReady,
@@ -42,6 +43,7 @@ from paceline.pipeline.build import (
 from paceline.pipeline.child import end, end_with_parent, read_config
 from paceline.pipeline.processes import ProcessPipeline
 from paceline.pipeline.seam import Pipeline
+from paceline.sampling_params import validate, validate_request
 from paceline.scheduling import SchedulerOptions
 from paceline.weights.checkpoint import Checkpoint
 
@@ -167,7 +169,7 @@ def run(config: CoreConfig) -> int:
         mail.send(CoreProgress(-1, "reading the model's headers", 0.0))
         checkpoint = open_model(config.engine, Path(config.model_path))
         pipeline, ready = start_pipeline(config, checkpoint, mail, context)
-        _serve(scheduler_options(config.engine, ready), pipeline, mail, ready)
+        _serve(scheduler_options(config.engine, ready), pipeline, mail, ready, checkpoint.spec.vocab_size)
         return 0
     except PacelineError as error:
         mail.send(CoreFailed(str(error)))
@@ -182,7 +184,7 @@ def run(config: CoreConfig) -> int:
         context.destroy(linger=1000)
 
 
-def _serve(options: SchedulerOptions, pipeline: Pipeline, mail: Mail, ready: CoreReady) -> None:
+def _serve(options: SchedulerOptions, pipeline: Pipeline, mail: Mail, ready: CoreReady, vocab_size: int) -> None:
     """Step until told to stop.
 
     Raises:
@@ -199,7 +201,17 @@ def _serve(options: SchedulerOptions, pipeline: Pipeline, mail: Mail, ready: Cor
             last_stats = now
             mail.send(core.stats())
 
-    core = EngineCore(options, pipeline, mail, emit)
+    def why_unusable(request: AddRequest) -> str | None:
+        ids = request.prompt_token_ids
+        try:
+            validate_request(ids, request.priority, request.cache_salt, request.timeout, vocab_size=vocab_size)
+            limits = {"vocab_size": vocab_size, "max_model_len": ready.max_model_len}
+            validate(request.sampling, num_prompt_tokens=len(ids), **limits)
+        except RequestError as error:
+            return str(error)
+        return None
+
+    core = EngineCore(options, pipeline, mail, emit, why_unusable=why_unusable)
     mail.send(ready)
     try:
         while not core.shutting_down:
