@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ class GGUFCheckpoint:
     def tensor(self, name: str) -> torch.Tensor:
         import torch
 
-        values = torch.from_numpy(self._dequantised(self._tensors[name]))
+        values = torch.from_numpy(dequantised(self.path, self._file, self._tensors[name]))
         if self.spec.architecture not in GGUF_PAIRS_NEIGHBOURS:
             return values
         if name.endswith(("q_proj.weight", "q_proj.bias")):
@@ -69,23 +70,28 @@ class GGUFCheckpoint:
             return ()
         if len(tensor.shape) != 1 or tensor.shape[0] > _MAX_ROPE_FACTORS:
             raise ModelError(f"{self.path}: {ROPE_FACTORS} has the shape {tensor.shape}")
-        return tuple(self._dequantised(tensor).tolist())
+        return tuple(dequantised(self.path, self._file, tensor).tolist())
 
-    def _dequantised(self, tensor: GGUFTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The tensor as float32, made a few rows at a time."""
-        if self.path.stat().st_size < tensor.offset + tensor.nbytes:
-            raise ModelError(f"{self.path}: became shorter while it was read")
-        raw = self._file[tensor.offset : tensor.offset + tensor.nbytes]
-        if tensor.type in _PLAIN:
-            plain: np.ndarray[Any, np.dtype[np.float32]] = raw.view(_PLAIN[tensor.type]).astype(np.float32)
-            return plain.reshape(tensor.shape)
-        columns = tensor.shape[-1]
-        rows = raw.reshape(-1, tensor.nbytes * columns // int(np.prod(tensor.shape)))
-        out = np.empty((rows.shape[0], columns), dtype=np.float32)
-        step = max(1, CHUNK_ELEMENTS // columns)
-        for i in range(0, rows.shape[0], step):
-            out[i : i + step] = dequantize(np.ascontiguousarray(rows[i : i + step]), tensor.type)
-        return out.reshape(tensor.shape)
+
+def dequantised(path: Path, data: np.ndarray[Any, Any], tensor: GGUFTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A tensor of the file, mapped as `data`, as float32, made a few rows at a time.
+
+    Raises:
+        ModelError: the file has lost its end since its header was checked.
+    """
+    if path.stat().st_size < tensor.offset + tensor.nbytes:
+        raise ModelError(f"{path}: became shorter while it was read")
+    raw = data[tensor.offset : tensor.offset + tensor.nbytes]
+    if tensor.type in _PLAIN:
+        plain: np.ndarray[Any, np.dtype[np.float32]] = raw.view(_PLAIN[tensor.type]).astype(np.float32)
+        return plain.reshape(tensor.shape)
+    columns = tensor.shape[-1]
+    rows = raw.reshape(math.prod(tensor.shape[:-1]), -1)
+    out = np.empty((len(rows), columns), dtype=np.float32)
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for i in range(0, len(rows), step):
+        out[i : i + step] = dequantize(np.ascontiguousarray(rows[i : i + step]), tensor.type)
+    return out.reshape(tensor.shape)
 
 
 def _check_types(path: Path, types: set[GGMLQuantizationType]) -> None:
