@@ -25,7 +25,7 @@ def _native() -> NativeKernels | None:
 
 
 def _for(tensor: Tensor) -> NativeKernels | None:
-    return _native() if tensor.dtype is torch.float32 and tensor.device.type == "cpu" else None
+    return _native() if tensor.dtype is torch.float32 and tensor.is_cpu else None
 
 
 def path() -> str:
