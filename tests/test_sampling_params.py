@@ -58,7 +58,11 @@ def test_bounds_are_inclusive_and_nothing_beyond_passes(name):
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", ["1", True, [1], {}, object(), 1.5, math.nan], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    ["1", True, [1], {}, object(), 1.5, math.nan],
+    ids=lambda value: "an-object" if type(value) is object else repr(value),
+)
 def test_wrong_types_are_refused_by_name(name, value):
     if isinstance(value, float) and LIMITS[name].kind is float:
         return

@@ -27,7 +27,9 @@ def test_the_tables_on_the_page_are_what_is_printed() -> None:
         assert printed(file).rstrip() == table
 
 
-@pytest.mark.parametrize("case", ["01-the-question-prompt-fits", "02-the-question-prompt-cut", "15-preemption-with-four-stages"])
+@pytest.mark.parametrize(
+    "case", ["01-the-question-prompt-fits", "02-the-question-prompt-cut", "15-preemption-with-four-stages"]
+)
 def test_json_has_the_shape_of_the_cases(case: str) -> None:
     file = ROOT / "tests" / "data" / "schedule" / f"{case}.yaml"
     assert json.loads(printed(str(file), "--json")) == yaml.safe_load(file.read_text())["expected"]
