@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 from paceline.models.spec import ModelSpec, stage_tensors
@@ -38,6 +38,8 @@ class DummyCheckpoint:
         shape = self._shapes[name]
         if name.endswith("norm.weight"):
             return torch.ones(shape)
-        generator = torch.Generator().manual_seed((zlib.crc32(name.encode()) << 31) ^ self._seed)
+        # torch's generator on a CPU looks at no more than 32 bits of its seed.
+        digest = hashlib.blake2b(f"{self._seed} {name}".encode(), digest_size=4).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest))
         values: torch.Tensor = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
         return values
