@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from paceline.tokenization import Tokenizer, load_tokenizer
 from paceline.weights.source import pull
+
+# A busy machine is no finding: nothing in the tests depends on how long an example takes.
+settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("paceline")
 
 
 @pytest.fixture(scope="session")
