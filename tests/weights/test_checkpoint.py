@@ -47,6 +47,18 @@ def test_a_folder_with_several_ggufs_asks_which(arrays: dict[str, np.ndarray], t
         open_checkpoint(tmp_path)
 
 
+def test_a_config_beside_the_gguf_does_not_hide_it(
+    arrays: dict[str, np.ndarray], weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """Repositories of GGUF files often keep the config.json of the model they were made from."""
+    folder = write_folder(tmp_path, weights)
+    write_gguf(folder / "m.gguf", arrays)
+    assert open_checkpoint(folder).generation_config["eos_token_id"] == [7, 3]  # safetensors come first
+    assert open_checkpoint(folder, "gguf").generation_config["eos_token_id"] == [2]
+    (folder / "model.safetensors").unlink()
+    assert open_checkpoint(folder).generation_config["eos_token_id"] == [2]
+
+
 def test_files_that_are_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such file or folder"):
         open_checkpoint(tmp_path / "nothing")
@@ -63,10 +75,12 @@ def test_a_format_that_does_not_fit_the_path(
     arrays: dict[str, np.ndarray], weights: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     file = write_gguf(tmp_path / "m.gguf", arrays)
-    with pytest.raises(ConfigError, match="--load-format safetensors"):
-        open_checkpoint(file, "safetensors")
+    write_folder(tmp_path / "hf", weights)
+    for path, load_format in ((file, "safetensors"), (tmp_path / "hf" / "model.safetensors", "auto")):
+        with pytest.raises(ConfigError, match=r"--model .*Name the folder"):
+            open_checkpoint(path, load_format)
     with pytest.raises(ConfigError, match="--load-format gguf"):
-        open_checkpoint(write_folder(tmp_path / "hf", weights), "gguf")
+        open_checkpoint(tmp_path / "hf", "gguf")
 
 
 # ---------------------------------------------------------------- what must be in them

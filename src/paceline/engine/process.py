@@ -28,6 +28,7 @@ from paceline.messages import (
     RequestOutput,
     ToCore,
 )
+from paceline.models.context import context_length
 from paceline.models.layer_split import split_layers
 from paceline.pipeline import wire
 from paceline.pipeline.build import (
@@ -96,7 +97,7 @@ def start_pipeline(
     """
     engine = config.engine
     split = split_layers(checkpoint.spec, engine.pipeline_parallel_size, engine.layer_split)
-    max_model_len = engine.max_model_len or checkpoint.spec.max_position
+    max_model_len = context_length(checkpoint.spec, engine.max_model_len)
     if engine.pipeline == "inline":
         pipeline, num_blocks = _inline(engine, checkpoint, layer_ranges(split), max_model_len, mail)
     else:

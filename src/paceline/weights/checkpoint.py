@@ -52,17 +52,17 @@ def open_checkpoint(path: Path, load_format: str = "auto", seed: int = 0) -> Che
     from paceline.weights.gguf import GGUFCheckpoint
     from paceline.weights.safetensors import SafetensorsCheckpoint
 
-    file = _gguf_file(path)
+    file = _gguf_file(path, load_format)
     if load_format == "gguf" and file is None:
         raise ConfigError("load_format", "gguf", f"there is no .gguf file at {path}", "Name the file itself")
-    if load_format == "safetensors" and path.is_file():
-        raise ConfigError("load_format", "safetensors", f"{path} is a file", "Name the model's folder")
+    if path.is_file() and (load_format == "safetensors" or path.suffix == ".safetensors"):
+        raise ConfigError("model", path, "is one file, and its configuration lies beside it", "Name the folder")
     if load_format == "dummy":
         if file is not None:
             real = GGUFCheckpoint(file)
             return DummyCheckpoint(real.spec, real.generation_config, seed)
         return DummyCheckpoint(spec_from_hf_config(read_json(path / "config.json")), generation_config(path), seed)
-    if file is not None and load_format != "safetensors":
+    if file is not None:
         checkpoint: Checkpoint = GGUFCheckpoint(file)
     else:
         checkpoint = SafetensorsCheckpoint(path)
@@ -70,18 +70,21 @@ def open_checkpoint(path: Path, load_format: str = "auto", seed: int = 0) -> Che
     return checkpoint
 
 
-def _gguf_file(path: Path) -> Path | None:
-    """The .gguf file that the path means: itself, or the only one in a folder without a config.json."""
+def _gguf_file(path: Path, load_format: str) -> Path | None:
+    """The .gguf file that is meant: the path itself, or the only one in a folder that is not read otherwise."""
     if not path.exists():
         raise ModelError(f"{path}: no such file or folder")
     if path.is_file():
         return path
+    has_config, has_safetensors = (path / "config.json").exists(), any(path.glob("*.safetensors"))
+    if load_format == "safetensors" or (
+        load_format != "gguf" and has_config and (has_safetensors or load_format == "dummy")
+    ):
+        return None
     found = sorted(path.glob("*.gguf"))
-    if len(found) == 1 and not (path / "config.json").exists():
-        return found[0]
-    if found and not (path / "config.json").exists():
+    if len(found) > 1:
         raise ModelError(f"{path} holds {len(found)} .gguf files; name one of them: {', '.join(f.name for f in found)}")
-    return None
+    return found[0] if found else None
 
 
 def check_tensors(checkpoint: Checkpoint, path: Path) -> None:
