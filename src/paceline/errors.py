@@ -14,7 +14,8 @@ class ConfigError(PacelineError):
     """
 
     def __init__(self, option: str, value: object, problem: str, fix: str) -> None:
-        given = f"--{option.replace('_', '-')} {value}".rstrip()
+        is_variable = option.isupper()  # of the environment
+        given = f"{option}={value}" if is_variable else f"--{option.replace('_', '-')} {value}".rstrip()
         super().__init__(f"{given}: {problem}. {fix}")
         self.option = option
 

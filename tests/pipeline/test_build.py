@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline import kernels
 from paceline.errors import ConfigError
 from paceline.pipeline import build
 from tests.pipeline.tiny import engine_config, write_model
@@ -63,6 +64,20 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pyte
     checkpoint = build.open_model(config, write_model(tmp_path))
     with pytest.raises(ConfigError, match="--device cuda"):
         build.load_stage(config, checkpoint, (0, 1), 16, lambda done, what: None)
+
+
+def test_kernels_that_cannot_run_are_refused_before_the_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = engine_config()
+    checkpoint = build.open_model(config, write_model(tmp_path))
+    monkeypatch.setenv("PACELINE_KERNELS", "sse9")
+    kernels._native.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=r"^PACELINE_KERNELS=sse9: cannot be used"):
+            build.load_stage(config, checkpoint, (0, 1), 16, lambda done, what: None)
+    finally:
+        kernels._native.cache_clear()
 
 
 def test_types_are_resolved_for_the_device() -> None:

@@ -65,15 +65,18 @@ def load_stage(
     """Load the layers [first, last) of a model.
 
     Raises:
-        ConfigError: the device is not there.
+        ConfigError: the device is not there, or the kernels cannot run as PACELINE_KERNELS says.
         ModelError: a tensor is missing or damaged.
     """
     import torch
 
+    from paceline import kernels
     from paceline.models.decoder import StageModel
 
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "torch sees no CUDA device", "Use --device cpu")
+    if config.device == "cpu":
+        kernels.path()  # refuses now rather than at the first batch
     return StageModel(
         checkpoint.spec,
         layers[0],
