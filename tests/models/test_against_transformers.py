@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.models.decoder import StageModel
+from paceline.tokenization import Tokenizer
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
 from tests.models.steps import allocate, greedy, logits
 
@@ -42,6 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "biases": {"attention_bias": True, "mlp_bias": True},
     "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    "dynamic": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
     "llama3": {"rope_parameters": LLAMA3},
     "yarn": {
         "rope_parameters": {
@@ -73,10 +75,12 @@ def stages_of(checkpoint: Checkpoint, split: list[int], **options: Any) -> list[
     return stages
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_and_greedy_tokens_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
-    reference = save_tiny(tmp_path, **VARIANTS[variant])
-    generator = torch.Generator().manual_seed(1)
+@pytest.mark.parametrize(
+    ("variant", "seed"), [*((variant, 0) for variant in VARIANTS), ("plain", 1), ("tied", 2), ("biases", 3)]
+)
+def test_logits_and_greedy_tokens_are_those_of_transformers(variant: str, seed: int, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, seed, **VARIANTS[variant])
+    generator = torch.Generator().manual_seed(seed + 1)
     tokens = torch.randint(0, 97, (40,), generator=generator).tolist()
     with torch.inference_mode():
         expected = reference(torch.tensor([tokens])).logits[0]
@@ -179,3 +183,12 @@ def test_smollm2_is_what_transformers_makes_of_the_same_file(smollm2_gguf: Path)
         expected = theirs.eval()(torch.tensor([tokens])).logits[0]
     stages = stages_of(open_checkpoint(smollm2_gguf), [18, 12], max_position=128)
     torch.testing.assert_close(logits(stages, tokens, [5, 1, 2]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_smollm2_continues_prompts_as_transformers_does(smollm2_gguf: Path, smollm2_tokenizer: Tokenizer) -> None:
+    model = reference_smollm2(smollm2_gguf)
+    stages = stages_of(open_checkpoint(smollm2_gguf), [11, 11, 8], max_position=128)
+    for prompt in ("The capital of France is", "def fibonacci(n):\n", "Es war einmal ein"):
+        tokens = smollm2_tokenizer.encode(prompt)
+        expected = model.generate(torch.tensor([tokens]), max_new_tokens=10, do_sample=False, eos_token_id=None)
+        assert greedy(stages, tokens, 10) == expected[0, len(tokens) :].tolist()
