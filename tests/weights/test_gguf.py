@@ -136,7 +136,10 @@ SCALES_AT = {
     Kind.Q5_K: [0, 2],
     Kind.Q6_K: [208],
 }
-OTHERS = [Kind.Q2_K, Kind.Q3_K, Kind.IQ4_NL, Kind.IQ4_XS, Kind.IQ3_S, Kind.IQ2_XXS, Kind.TQ1_0, Kind.MXFP4]
+OTHERS = [
+    *(Kind.Q2_K, Kind.Q3_K, Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4, Kind.NVFP4, Kind.IQ1_S, Kind.IQ1_M, Kind.IQ2_XXS),
+    *(Kind.IQ2_XS, Kind.IQ2_S, Kind.IQ3_XXS, Kind.IQ3_S, Kind.IQ4_NL, Kind.IQ4_XS),
+]
 
 
 def random_blocks(kind: Kind, rows: int, columns: int) -> np.ndarray:
