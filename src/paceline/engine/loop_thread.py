@@ -28,14 +28,19 @@ class LoopThread:
         ended = threading.Event()
 
         def start() -> None:
-            tasks.append(self._loop.create_task(coroutine))
-            tasks[0].add_done_callback(lambda task: ended.set())
+            if not tasks:
+                tasks.append(self._loop.create_task(coroutine))
+                tasks[0].add_done_callback(lambda task: ended.set())
 
-        self._loop.call_soon_threadsafe(start)
+        def cancel() -> None:
+            start()  # the interruption may have come before anything was started
+            tasks[0].cancel()
+
         try:
+            self._loop.call_soon_threadsafe(start)
             ended.wait()
         except BaseException:
-            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            self._loop.call_soon_threadsafe(cancel)
             ended.wait()
             tasks[0].cancelled() or tasks[0].exception()  # seen, so that the loop does not report it as forgotten
             raise
