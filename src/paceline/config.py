@@ -92,7 +92,7 @@ class EngineConfig:
     pin_threads: bool = option(True, PIPELINE, "Keep each stage on its own cores.")
 
     max_num_seqs: int = option(256, SCHEDULER, "Most requests RUNNING at once, over all batches.", low=1, high=65536)
-    max_num_batched_tokens: int = option(512, SCHEDULER, "Most tokens in one batch (micro-batch).", low=1, high=2**20)
+    max_num_batched_tokens: int = option(256, SCHEDULER, "Most tokens in one batch (micro-batch).", low=1, high=2**20)
     enable_chunked_prefill: bool = option(True, SCHEDULER, "Let a long prompt go through in several chunks.")
     scheduling_policy: str = option(
         "fcfs",
