@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 START_SECONDS = 120.0
 
@@ -53,14 +52,6 @@ class Server:
         self.log += self.process.stderr.read().decode()
         return code
 
-    def children(self) -> list[int]:
-        """Process ids of the core and the stages."""
-        found = [self.process.pid]
-        for pid in found:
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text().split()]
-        return found[1:]
-
 
 @contextmanager
 def serve(*arguments: str, ready: bool = True) -> Iterator[Server]:
@@ -81,20 +72,3 @@ def serve(*arguments: str, ready: bool = True) -> Iterator[Server]:
                 server.process.wait()
         assert server.process.stderr is not None
         server.process.stderr.close()
-
-
-def gone(pids: list[int], seconds: float = 10.0) -> bool:
-    """Whether all these processes end within the time; waits on the processes themselves."""
-    deadline = time.monotonic() + seconds
-    for pid in pids:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        finally:
-            os.close(descriptor)
-        if not ready:
-            return False
-    return True

@@ -12,7 +12,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.server import Server, gone, serve
+from tests.e2e.server import Server, serve
+from tests.processes import all_end, children_of
 
 pytestmark = pytest.mark.e2e
 
@@ -41,7 +42,7 @@ class Stream:
 
 def test_sigterm_lets_running_requests_end(smollm2_gguf: Path) -> None:
     with serve(str(smollm2_gguf), *SMALL) as server:
-        pids = server.children()
+        pids = children_of(server.process.pid)
         assert len(pids) == 3
         stream = Stream(server, 100)
         server.process.send_signal(signal.SIGTERM)
@@ -52,7 +53,7 @@ def test_sigterm_lets_running_requests_end(smollm2_gguf: Path) -> None:
         assert stream.events[-1] == "[DONE]"
         assert json.loads(stream.events[-2])["choices"][0]["finish_reason"] == "length"
         assert server.wait() == 0
-        assert gone(pids)
+        assert all_end(pids)
 
 
 def test_a_signal_while_loading_ends_cleanly(smollm2_gguf: Path) -> None:
@@ -61,11 +62,11 @@ def test_a_signal_while_loading_ends_cleanly(smollm2_gguf: Path) -> None:
         health = httpx.get(f"{url}/health")
         assert (health.status_code, health.json()["error"]["code"]) == (503, "loading")
         assert httpx.get(f"{url}/health/live").status_code == 200
-        pids = server.children()
+        pids = children_of(server.process.pid)
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
         assert "Traceback" not in server.log
-        assert gone(pids)
+        assert all_end(pids)
 
 
 def test_what_outlives_the_shutdown_timeout_is_cut_off_and_told_so(smollm2_gguf: Path) -> None:
@@ -80,20 +81,20 @@ def test_what_outlives_the_shutdown_timeout_is_cut_off_and_told_so(smollm2_gguf:
 
 def test_a_second_signal_ends_at_once(smollm2_gguf: Path) -> None:
     with serve(str(smollm2_gguf), *SMALL) as server:
-        pids = server.children()
+        pids = children_of(server.process.pid)
         stream = Stream(server, 1000)
         server.process.send_signal(signal.SIGTERM)
         server.read_until("draining")
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
         stream.thread.join(10)
-        assert gone(pids)
+        assert all_end(pids)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_killed_stage_ends_every_stream_with_an_error(smollm2_gguf: Path, stage: int) -> None:
     with serve(str(smollm2_gguf), *SMALL) as server:
-        pids = server.children()
+        pids = children_of(server.process.pid)
         stream = Stream(server, 1000)
         workers = [p for p in pids if "paceline.pipeline.worker" in " ".join(psutil.Process(p).cmdline())]
         os.kill(sorted(workers)[stage], signal.SIGKILL)
@@ -102,14 +103,14 @@ def test_a_killed_stage_ends_every_stream_with_an_error(smollm2_gguf: Path, stag
         assert "error" in json.loads(stream.events[-2])
         assert server.wait() != 0
         assert f"stage {stage} was killed by signal 9" in server.log
-        assert gone(pids)
+        assert all_end(pids)
 
 
 def test_children_end_with_their_parent(smollm2_gguf: Path) -> None:
     with serve(str(smollm2_gguf), *SMALL) as server:
-        pids = server.children()
+        pids = children_of(server.process.pid)
         server.process.kill()
-        assert gone(pids)
+        assert all_end(pids)
 
 
 def test_a_client_that_goes_away_aborts_its_request(smollm2_gguf: Path) -> None:
@@ -127,7 +128,7 @@ def test_a_client_that_goes_away_aborts_its_request(smollm2_gguf: Path) -> None:
 def test_an_idle_server_rests(smollm2_gguf: Path) -> None:
     """The processes' own CPU clocks over half a second after everything was ready."""
     with serve(str(smollm2_gguf), *SMALL) as server:
-        processes = [psutil.Process(pid) for pid in [server.process.pid, *server.children()]]
+        processes = [psutil.Process(pid) for pid in [server.process.pid, *children_of(server.process.pid)]]
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=30)
 
         def used() -> float:
@@ -168,7 +169,7 @@ def test_a_damaged_model_is_reported(smollm2_gguf: Path, tmp_path: Path) -> None
 def test_only_the_http_port_listens(smollm2_gguf: Path) -> None:
     with serve(str(smollm2_gguf), *SMALL) as server:
         listening = []
-        for pid in [server.process.pid, *server.children()]:
+        for pid in [server.process.pid, *children_of(server.process.pid)]:
             connections = psutil.Process(pid).net_connections("inet")
             listening += [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
         assert [(a.ip, a.port) for a in listening] == [("127.0.0.1", int(server.url.rpartition(":")[2]))]

@@ -193,7 +193,6 @@ def test_many_threads_at_once(impatient: ChatTemplate) -> None:
     assert made == {number: str(number) for number in range(16)}
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone can wait for a process that is no child")
 @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
 def test_the_worker_ends_with_its_parent(end: str) -> None:
     program = (

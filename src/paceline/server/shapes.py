@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def usage_of(choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
-class Shape:
+class Shape(ABC):
     """Formats one answer. `stream` events end with an empty line; `body` is the whole answer."""
 
     kind = ""
@@ -95,8 +96,9 @@ class Shape:
     def _start_event(self, choice: Choice) -> bytes:
         return b""
 
+    @abstractmethod
     def _delta(self, choice: Choice, delta: Delta, first: bool) -> bytes:
-        raise NotImplementedError
+        """The fields of one streamed piece, after its index."""
 
     # ------------------------------------------------------------ the whole answer
 
@@ -116,8 +118,9 @@ class Shape:
     def _extras(self, choices: Sequence[Choice]) -> dict[str, Any]:
         return {}
 
+    @abstractmethod
     def _whole(self, choice: Choice, parts: Sequence[Delta]) -> dict[str, Any]:
-        raise NotImplementedError
+        """One choice of the whole answer."""
 
     def _ending(self, choice: Choice, parts: Sequence[Delta]) -> dict[str, Any]:
         ending: dict[str, Any] = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
