@@ -53,7 +53,7 @@ class Instant:
 def engine(depth: int, requests: int) -> tuple[EngineCore, Instant]:
     pipeline = Instant(depth)
     options = SchedulerOptions(
-        depth=depth,
+        stages=depth,
         max_num_seqs=requests,
         max_num_batched_tokens=8192,
         num_blocks=1_000_000,

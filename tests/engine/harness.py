@@ -54,7 +54,7 @@ def make_scenario(seed: int, *, faults: bool = False, few_blocks: bool | None = 
     per_request = -(-length // block_size)
     num_blocks = int(per_request * (rng.uniform(1, 2.5) if tight else rng.uniform(4, 10)))
     options = SchedulerOptions(
-        depth=rng.randint(1, 8),
+        stages=rng.randint(1, 8),
         max_num_seqs=rng.randint(2, 8),
         max_num_batched_tokens=rng.choice([1, 2, 3, 4, 6, 8, 12, 16, 24, 64]),
         block_size=block_size,
@@ -114,7 +114,7 @@ class Harness:
         self.passed_over: Counter[Request] = Counter()
         drop = self._is_stale if drop_stale_rows else None
         self.pipeline = FakePipeline(
-            self.options.depth,
+            self.options.stages,
             self.options.block_size,
             random.Random(scenario.interleaving),
             fault_rate=scenario.fault_rate,

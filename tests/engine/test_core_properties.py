@@ -39,13 +39,13 @@ def test_a_row_that_fails_harms_no_other(scenario: Scenario) -> None:
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 def test_outputs_do_not_depend_on_the_schedule(scenario: Scenario) -> None:
-    """S8 once more, directly: depth, budget and caching change nothing of what comes out."""
+    """S8 once more, directly: stages, budget and caching change nothing of what comes out."""
     arrivals = [dataclasses.replace(a, abort_at=None, stop_text_at=None, timeout=None) for a in scenario.arrivals]
     outputs = []
-    for depth, budget, caching in ((1, 64, False), (8, 3, True), (3, 16, True)):
+    for stages, budget, caching in ((1, 64, False), (8, 3, True), (3, 16, True)):
         options = msgspec.structs.replace(
             scenario.options,
-            depth=depth,
+            stages=stages,
             max_num_batched_tokens=budget,
             enable_prefix_caching=caching,
             enable_chunked_prefill=True,

@@ -37,7 +37,7 @@ class Idle:
 @pytest.mark.parametrize(("mail", "waits"), [([[Shutdown()]], 0), ([[], [Shutdown()]], 1)])
 def test_a_shutdown_is_heeded_wherever_in_the_step_it_arrives(mail: list[list[ToCore]], waits: int) -> None:
     idle = Idle(mail)
-    core = EngineCore(SchedulerOptions(depth=1, num_blocks=4, max_model_len=16), idle, idle, lambda outputs: None)
+    core = EngineCore(SchedulerOptions(stages=1, num_blocks=4, max_model_len=16), idle, idle, lambda outputs: None)
     core.step()
     assert core.shutting_down
     assert idle.waits == waits

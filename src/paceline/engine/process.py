@@ -148,7 +148,7 @@ def _inline(
 
 def scheduler_options(engine: EngineConfig, ready: CoreReady) -> SchedulerOptions:
     return SchedulerOptions(
-        depth=ready.num_stages,
+        stages=ready.num_stages,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         block_size=engine.block_size,

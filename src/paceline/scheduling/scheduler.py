@@ -29,7 +29,8 @@ _by_order = attrgetter("order")
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the scheduler needs to know of the engine's options; names and meanings are theirs."""
 
-    depth: int
+    stages: int
+    loop_back: bool = False
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 512
     block_size: int = 16
@@ -39,6 +40,11 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     pacing: str = "greedy"
+
+    @property
+    def depth(self) -> int:
+        """How many batches may be in flight. With loop-back one more than stages, which waits at stage 0."""
+        return self.stages + self.loop_back
 
 
 class Scheduler:

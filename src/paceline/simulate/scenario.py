@@ -209,7 +209,7 @@ def run_scenario(scenario: Scenario) -> ScenarioReport:
                 final[output.request_id] = FinalReport(output.status, outputs[output.request_id])
 
     options = SchedulerOptions(
-        depth=scenario.stages,
+        stages=scenario.stages,
         max_num_seqs=scenario.max_num_seqs,
         max_num_batched_tokens=scenario.max_num_batched_tokens,
         block_size=scenario.block_size,
