@@ -53,3 +53,7 @@ class PipelineError(PacelineError):
 
 class EngineDeadError(PacelineError):
     """The engine core is gone; no request can be served any more."""
+
+
+class BenchError(PacelineError):
+    """A server cannot be measured as asked; the text says why and what to do."""

@@ -47,6 +47,18 @@ def test_by_hand():
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
 
 
+def test_percentiles_and_goodput_as_asked():
+    lines = [timeline(0.0, *(0.1 * (1 + place) for place in range(1 + count))) for count in range(4)]
+    lines.append(timeline(0.0, 5.0))
+    lines.append(timeline(0.0, 0.1, error="late"))
+    figures = request_figures(lines, 2.0, percentiles=(50, 99.9), goodput={"ttft": 200, "e2el": 350})
+    assert figures["p50_e2el_ms"] == figures["median_e2el_ms"] == pytest.approx(300)
+    assert figures["p99.9_ttft_ms"] == pytest.approx(1e3 * np.percentile([0.1] * 4 + [5.0], 99.9))
+    assert "p99_ttft_ms" not in figures
+    assert figures["request_goodput"] == 1.5  # those that end after 0.1, 0.2 and 0.3 seconds
+    assert request_figures(lines, 2.0, goodput={"tpot": 99})["request_goodput"] == 1.0  # single tokens: no wait between
+
+
 def test_names_are_those_that_tools_read():
     names = set(request_figures([timeline(0.0, 1.0)], 1.0))
     spreads = {

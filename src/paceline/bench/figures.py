@@ -7,7 +7,7 @@ limited, so TTFT holds the time in the queue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,11 +32,35 @@ class Timeline:
     def completed(self) -> bool:
         return not self.error and self.output_tokens > 0
 
+    @property
+    def ttft(self) -> float:
+        return self.outputs[0] - self.sent
 
-def request_figures(timelines: Sequence[Timeline], duration: float) -> dict[str, Any]:
+    @property
+    def tpot(self) -> float:
+        """0 for a single token: nobody waited between tokens."""
+        return (self.outputs[-1] - self.outputs[0]) / max(self.output_tokens - 1, 1)
+
+    @property
+    def e2el(self) -> float:
+        return self.outputs[-1] - self.sent
+
+
+def request_figures(
+    timelines: Sequence[Timeline],
+    duration: float,
+    *,
+    percentiles: Sequence[float] = PERCENTILES,
+    goodput: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
     """Counts, throughputs (per second) and latencies (milliseconds) of a run of `duration` seconds.
 
     Failed requests count as failed and in nothing else.
+
+    Args:
+        percentiles: which ones of every latency, 0 to 100.
+        goodput: most milliseconds of `ttft`, `tpot` and `e2el` that a good request may take; if given, good requests
+            per second are counted.
     """
     done = [line for line in timelines if line.completed]
     inputs, outputs = sum(line.input_tokens for line in done), sum(line.output_tokens for line in done)
@@ -52,23 +76,25 @@ def request_figures(timelines: Sequence[Timeline], duration: float) -> dict[str,
         "max_output_tokens_per_s": _most_per_second(done),
         "max_concurrent_requests": _most_at_once(done),
     }
-    several = [line for line in done if line.output_tokens > 1]
+    if goodput:
+        good = sum(all(getattr(line, name) * 1e3 <= limit for name, limit in goodput.items()) for line in done)
+        figures["request_goodput"] = good / duration
     samples = {
-        "ttft": [line.outputs[0] - line.sent for line in done],
-        "tpot": [(line.outputs[-1] - line.outputs[0]) / (line.output_tokens - 1) for line in several],
+        "ttft": [line.ttft for line in done],
+        "tpot": [line.tpot for line in done if line.output_tokens > 1],
         "itl": [gap for line in done for gap in np.diff(line.outputs).tolist()],
-        "e2el": [line.outputs[-1] - line.sent for line in done],
+        "e2el": [line.e2el for line in done],
     }
     for name, seconds in samples.items():
-        figures |= _spread(name, seconds)
+        figures |= _spread(name, seconds, percentiles)
     return figures
 
 
-def _spread(name: str, seconds: list[float]) -> dict[str, float]:
+def _spread(name: str, seconds: list[float], percentiles: Sequence[float]) -> dict[str, float]:
     """Mean, median, standard deviation and percentiles in milliseconds; zeros if there is nothing to measure."""
     times = np.array(seconds or [0.0]) * 1e3
     figures = {"mean": float(times.mean()), "median": float(np.median(times)), "std": float(times.std())}
-    figures |= {f"p{p}": float(np.percentile(times, p)) for p in PERCENTILES}
+    figures |= {f"p{p:g}": float(np.percentile(times, p)) for p in percentiles}
     return {f"{kind}_{name}_ms": value for kind, value in figures.items()}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+_LATENCIES = {"ttft": "to first token", "tpot": "per output token", "itl": "between tokens", "e2el": "to last token"}
 
 
 def as_text(result: Mapping[str, Any]) -> str:
-    """The table; every figure is also in the JSON."""
+    """Of an offline run: the table; every figure is also in the JSON."""
     pipeline = result["pipeline"]
     at_once = "all at once" if result["max_concurrency"] is None else f"{result['max_concurrency']} at a time"
     lines = [
@@ -16,22 +18,9 @@ def as_text(result: Mapping[str, Any]) -> str:
         f"{result['num_prompts']} prompts of {result['input_len']} tokens, {result['output_len']} output tokens each, "
         f"{at_once}; seed {result['seed']}, prefix cache {result['prefix_cache']}",
         "",
-        _row("completed / failed", f"{result['completed']} / {result['failed']}"),
-        _row("duration", f"{result['duration']:.2f} s"),
-        _row("output tokens per second", f"{result['output_throughput']:.1f}"),
-        _row("total tokens per second", f"{result['total_token_throughput']:.1f}"),
-        _row("requests per second", f"{result['request_throughput']:.2f}"),
-        "",
-        f"{'milliseconds':<28}{'mean':>10}{'median':>10}{'p99':>10}",
+        *_throughputs(result),
+        *_latencies(result, _LATENCIES, ["p99"]),
     ]
-    for name, title in (
-        ("ttft", "to first token"),
-        ("tpot", "per output token"),
-        ("itl", "between tokens"),
-        ("e2el", "to last token"),
-    ):
-        values = "".join(f"{result[f'{kind}_{name}_ms']:>10.1f}" for kind in ("mean", "median", "p99"))
-        lines.append(f"{title:<28}{values}")
     lines += ["", f"{'stage':<28}{'busy':>10}{'CPU':>10}"]
     for stage, (busy, cpu) in enumerate(zip(pipeline["busy_fraction"], pipeline["cpu_fraction"], strict=True)):
         lines.append(f"{stage:<28}{busy:>10.1%}{cpu:>10.1%}")
@@ -41,6 +30,64 @@ def as_text(result: Mapping[str, Any]) -> str:
     )
     lines += [f"error: {error}" for error in result.get("errors", [])]
     return "\n".join(lines)
+
+
+def serve_text(result: Mapping[str, Any], latencies: Sequence[str], percentiles: Sequence[float]) -> str:
+    """Of a run against a server: the table, for some of the latencies."""
+    rate = "all at once" if result["request_rate"] == "inf" else f"{result['request_rate']:g} requests/s"
+    if result["request_rate"] != "inf" and result["burstiness"] != 1:
+        rate += f" (burstiness {result['burstiness']:g})"
+    limit = "" if result["max_concurrency"] is None else f", at most {result['max_concurrency']} at a time"
+    lines = [
+        f"{result['model_id']} at {result['base_url']}",
+        f"{result['num_prompts']} prompts ({result['dataset_name']}), {rate}{limit}; seed {result['seed']}, "
+        f"prefix cache {result['prefix_cache']}",
+        "",
+        *_throughputs(result),
+    ]
+    if "request_goodput" in result:
+        lines.append(_row("good requests per second", f"{result['request_goodput']:.2f}"))
+    lines += _latencies(result, latencies, [f"p{p:g}" for p in percentiles])
+    lines += _pipeline(result["pipeline"])
+    if result["num_prompts_cut"]:
+        lines.append(f"{result['num_prompts_cut']} prompts were cut to the model's length")
+    if result["prefix_cache"] == "warm":
+        lines.append(
+            f"warning: {result['cached_tokens']} prompt tokens were found in the prefix cache. Do not compare this run "
+            "with one on a cold cache: give another --seed, or restart the server."
+        )
+    errors = sorted({error for error in result.get("errors", []) if error})
+    return "\n".join([*lines, *(f"error: {error}" for error in errors[:5])])
+
+
+def _pipeline(facts: Mapping[str, Any]) -> list[str]:
+    if not facts["stages"]:
+        return []
+    busy = ", ".join(f"{part:.1%}" for part in facts["stage_busy"])
+    imbalance = "" if facts["imbalance"] is None else f", imbalance {facts['imbalance']:.2f}"
+    peak = "" if facts["kv_peak"] is None else f", KV cache at most {facts['kv_peak']:.1%} full"
+    return ["", f"stages busy {busy}: bubble {facts['bubble_fraction']:.1%}{imbalance}{peak}"]
+
+
+def _throughputs(result: Mapping[str, Any]) -> list[str]:
+    return [
+        _row("completed / failed", f"{result['completed']} / {result['failed']}"),
+        _row("duration", f"{result['duration']:.2f} s"),
+        _row("output tokens per second", f"{result['output_throughput']:.1f}"),
+        _row("total tokens per second", f"{result['total_token_throughput']:.1f}"),
+        _row("requests per second", f"{result['request_throughput']:.2f}"),
+    ]
+
+
+def _latencies(
+    result: Mapping[str, Any], names: Sequence[str] | Mapping[str, str], percentiles: list[str]
+) -> list[str]:
+    kinds = ["mean", "median", *percentiles]
+    lines = ["", f"{'milliseconds':<28}" + "".join(f"{kind:>10}" for kind in kinds)]
+    for name in names:
+        values = "".join(f"{result[f'{kind}_{name}_ms']:>10.1f}" for kind in kinds)
+        lines.append(f"{_LATENCIES[name]:<28}{values}")
+    return lines
 
 
 def _row(title: str, value: str) -> str:

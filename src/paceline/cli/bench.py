@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
+from paceline.cli import bench_serve
+from paceline.cli.bench_values import count, writable
 from paceline.cli.options import add_options, resolve
 from paceline.config import EngineConfig
-from paceline.errors import ConfigError
-from paceline.option_table import parse_int
 
 _DESCRIPTION = """\
 Offline throughput: random prompts of exact length through the whole engine, without HTTP.
@@ -47,10 +46,21 @@ def add_parser(subparsers: Any) -> None:
     output.add_argument("--output-json", metavar="FILE", help="Also write the result as JSON to this file.")
     output.add_argument("--quiet", action="store_true", help="No progress bars.")
     add_options(parser, EngineConfig)
+    bench_serve.add_parser(kinds)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and report; 1 if a request failed.
+
+    Raises:
+        ConfigError: an option cannot be used as given.
+        PacelineError: what is to be measured cannot start, cannot be reached, or died.
+    """
+    return bench_serve.run(args) if args.bench_kind == "serve" else _throughput(args)
+
+
+def _throughput(args: argparse.Namespace) -> int:
+    """Measure an engine of our own.
 
     Raises:
         ConfigError: an option cannot be used as given.
@@ -61,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         settings.set("model", args.model_argument, "flag")
     config = settings.make(EngineConfig)
     load_options = _load_options(args)
-    target = _writable(args.output_json)
+    target = writable(args.output_json)
     if args.print_config:
         print(settings.describe())
         return 0
@@ -87,31 +97,9 @@ def run(args: argparse.Namespace) -> int:
 def _load_options(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of a `Load` that are flags of this command."""
     return {
-        "num_prompts": _count("num_prompts", args.num_prompts),
-        "input_len": _count("input_len", args.input_len),
-        "output_len": _count("output_len", args.output_len),
-        "max_concurrency": None if args.max_concurrency is None else _count("max_concurrency", args.max_concurrency),
-        "warm_up": _count("warm_up", args.warm_up, low=0),
+        "num_prompts": count("num_prompts", args.num_prompts),
+        "input_len": count("input_len", args.input_len),
+        "output_len": count("output_len", args.output_len),
+        "max_concurrency": None if args.max_concurrency is None else count("max_concurrency", args.max_concurrency),
+        "warm_up": count("warm_up", args.warm_up, low=0),
     }
-
-
-def _count(name: str, text: str, low: int = 1) -> int:
-    try:
-        value = parse_int(text)
-    except ValueError:
-        raise ConfigError(name, text, "is not a whole number", "Give a whole number such as 64 or 1k.") from None
-    if value < low:
-        raise ConfigError(name, text, "is too small", f"Give at least {low}.")
-    return value
-
-
-def _writable(path: str | None) -> Path | None:
-    """Where the result goes; found unusable before minutes of measuring rather than after."""
-    if path is None:
-        return None
-    target = Path(path)
-    try:
-        target.touch()
-    except OSError as error:
-        raise ConfigError("output_json", path, f"cannot be written ({error.strerror})", "Choose another.") from None
-    return target

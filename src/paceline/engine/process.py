@@ -194,13 +194,16 @@ def _serve(options: SchedulerOptions, pipeline: Pipeline, mail: Mail, ready: Cor
     last_stats = 0.0
 
     def emit(outputs: list[RequestOutput]) -> None:
-        """Outputs, and with them the core's figures: at most a few times a second, and at the last ending."""
+        """Outputs, and before them the core's figures: at most a few times a second, and at the last ending.
+
+        Before, so that whoever has seen an answer end finds it counted.
+        """
         nonlocal last_stats
-        mail.send(Outputs(outputs))
         now = time.monotonic()
         if now - last_stats >= STATS_INTERVAL or not core.has_unfinished:
             last_stats = now
             mail.send(core.stats())
+        mail.send(Outputs(outputs))
 
     def why_unusable(request: AddRequest) -> str | None:
         ids = request.prompt_token_ids

@@ -1,0 +1,86 @@
+"""How the benchmarks read the values of their own flags; every error names flag, value and fix."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.option_table import parse_int
+
+
+def count(name: str, text: str, low: int = 1) -> int:
+    """A whole number of at least `low`."""
+    try:
+        value = parse_int(text)
+    except ValueError:
+        raise ConfigError(name, text, "is not a whole number", "Give a whole number such as 64 or 1k.") from None
+    if value < low:
+        raise ConfigError(name, text, "is too small", f"Give at least {low}.")
+    return value
+
+
+def number(name: str, text: str, low: float, high: float = math.inf, *, above: bool = False) -> float:
+    """A number from `low` to `high`; with `above`, `low` itself is too small."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(name, text, "is not a number", "Give a number.") from None
+    if not low <= value <= high or (above and value == low):
+        where = f"above {low:g}" if above else f"at least {low:g}"
+        raise ConfigError(name, text, "is out of range", f"Give {where}{f', at most {high:g}' * (high < math.inf)}.")
+    return value
+
+
+def limits(name: str, words: Sequence[str], known: Sequence[str]) -> dict[str, float]:
+    """``ttft:500 tpot:50`` as milliseconds by name."""
+    found = {}
+    for word in words:
+        key, colon, value = word.partition(":")
+        if not colon or key not in known:
+            raise ConfigError(name, word, "is no NAME:MILLISECONDS", f"Names are {', '.join(known)}; write ttft:500.")
+        found[key] = number(name, value, 0, above=True)
+    return found
+
+
+def listed(name: str, text: str, known: Sequence[str]) -> list[str]:
+    """Names separated by commas, each one known."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names or not set(names) <= set(known):
+        raise ConfigError(name, text, "is no list of known names", f"Use some of {','.join(known)}.")
+    return names
+
+
+def pairs(name: str, words: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE words as a dictionary."""
+    split = [word.partition("=") for word in words]
+    for word, (key, equals, _) in zip(words, split, strict=True):
+        if not key or not equals:
+            raise ConfigError(name, word, "is no KEY=VALUE", "Write such as machine=laptop.")
+    return {key: value for key, _, value in split}
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(name, text, "is no JSON object", "Write such as '{\"top_p\": 0.9}'.")
+    return value
+
+
+def writable(path: str | None, name: str = "output_json") -> Path | None:
+    """Where the result goes; found unusable before minutes of measuring rather than after."""
+    if path is None:
+        return None
+    target = Path(path)
+    try:
+        target.touch()
+    except OSError as error:
+        raise ConfigError(name, path, f"cannot be written ({error.strerror})", "Choose another.") from None
+    return target

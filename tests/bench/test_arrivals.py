@@ -1,0 +1,53 @@
+"""Arrival processes against what their distributions promise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.bench.arrivals import arrival_times
+
+
+def times_of(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) -> np.ndarray:
+    return np.array(arrival_times(count, rate, burstiness, np.random.default_rng(seed)))
+
+
+def test_an_infinite_rate_sends_everything_at_once() -> None:
+    assert times_of(5, math.inf).tolist() == [0.0] * 5
+    assert times_of(0, 3.0).tolist() == []
+
+
+@given(
+    st.integers(1, 200), st.floats(1e-3, 1e4), st.floats(1e-3, 1e3), st.integers(0, 2**32)
+)  # 1e-3: nearly all gaps round to nothing
+def test_the_rate_is_met_exactly_and_nobody_overtakes(count: int, rate: float, burstiness: float, seed: int) -> None:
+    times = times_of(count, rate, burstiness, seed)
+    assert len(times) == count
+    assert times[-1] == pytest.approx(count / rate)
+    assert (np.diff(times) >= 0).all()
+    assert (times >= 0).all()
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gaps_vary_as_a_gamma_distribution_of_this_shape(burstiness: float) -> None:
+    gaps = np.diff(times_of(50_000, 7.0, burstiness), prepend=0.0)
+    assert gaps.mean() == pytest.approx(1 / 7.0)
+    assert gaps.var() / gaps.mean() ** 2 == pytest.approx(1 / burstiness, rel=0.05)
+
+
+def test_burstiness_1_is_a_poisson_process() -> None:
+    times = times_of(50_000, 10.0)
+    per_second = np.bincount(times.astype(int))[:-1]
+    assert per_second.var() / per_second.mean() == pytest.approx(1.0, rel=0.05)
+    gaps = np.diff(times)
+    for moment in (0.02, 0.1, 0.3):  # exponential gaps have no memory
+        assert (gaps > moment).mean() == pytest.approx(math.exp(-10 * moment), abs=0.01)
+
+
+def test_the_seed_alone_decides() -> None:
+    assert times_of(50, 3.0, 0.5, seed=1).tolist() == times_of(50, 3.0, 0.5, seed=1).tolist()
+    assert times_of(50, 3.0, 0.5, seed=1).tolist() != times_of(50, 3.0, 0.5, seed=2).tolist()
