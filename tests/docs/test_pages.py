@@ -14,7 +14,7 @@ from paceline.option_table import options
 from tests.test_house import ROOMS
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/quickstart.md", "docs/architecture.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/quickstart.md", "docs/architecture.md", "docs/pages.md"]
 FLAGS = {row.flag for config in (EngineConfig, ServerConfig) for row in options(config).values()}
 # Flags that are not options of the server: `paceline complete`, `--print-config`, and curl's and pip's own.
 OTHER_FLAGS = {"--quick", "--temperature", "--max-tokens", "--print-config"}

@@ -12,12 +12,13 @@ from paceline.errors import EngineDeadError, RequestError
 from paceline.server.access import HostGuard, Keys
 from paceline.server.errors import as_request_error, error_body, error_headers
 from paceline.server.openai_routes import add_openai_routes
+from paceline.server.page_routes import add_page_routes
 from paceline.server.service_routes import add_health_routes, add_model_routes
 from paceline.server.state import ServerState
 
 
 def build_app(state: ServerState) -> FastAPI:
-    """The application over `state`. No documentation pages: they would load scripts from elsewhere."""
+    """The application over `state`. No pages made by the framework: they would load scripts from elsewhere."""
     keys = Keys(state.config.api_key)
     app = FastAPI(
         title="Paceline",
@@ -28,6 +29,7 @@ def build_app(state: ServerState) -> FastAPI:
     )
     for add_routes in (add_openai_routes, add_health_routes, add_model_routes):
         add_routes(app, state)
+    add_page_routes(app)
     for kind in (RequestError, EngineDeadError, Exception):
         app.add_exception_handler(kind, _tell)
     app.add_exception_handler(HTTPException, _tell_http)

@@ -1,0 +1,182 @@
+"""The chat page in a real browser: with the real model, and over a fake engine where the answer must be known."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from paceline.config import ServerConfig
+from paceline.server.state import Phase
+from tests.e2e.browser import browser, fits, least_contrast, visit
+from tests.e2e.server import Server, serve
+from tests.server.fakes import EOS, FakeEngine, Site
+from tests.server.running import Running
+
+__all__ = ["browser"]  # a fixture
+
+pytestmark = pytest.mark.e2e
+
+MARKDOWN = """Some **bold** and `code`.
+
+| stage | layers |
+|---|---:|
+| 0 | 18 |
+
+```python
+print("<b>")
+```
+
+<img src="https://elsewhere.example/x.png" onerror="alert(1)"> ![picture](https://elsewhere.example/y.png)
+[script](javascript:alert(1)) [link](https://elsewhere.example/)
+"""
+
+
+def ask(page: Page, text: str) -> None:
+    page.get_by_label("Your message").fill(text)
+    page.keyboard.press("Enter")
+
+
+def long_answers(page: Page) -> None:
+    """Beyond what the fake engine says unless asked for more."""
+    page.evaluate("localStorage.setItem('paceline.settings', JSON.stringify({max_tokens: '2000'}))")
+    page.reload()
+
+
+@contextmanager
+def fake(answer: str = "Fine.", **config: object) -> Iterator[Running]:
+    """A server whose model always says `answer`."""
+    engine = FakeEngine(lambda prompt: [*answer.encode(), EOS])
+    running = Running(Site(engine, ServerConfig(**config), max_model_len=4000))  # type: ignore[arg-type]
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_gguf: Path) -> Iterator[Server]:
+    with serve(str(smollm2_gguf), "--pipeline-parallel-size", "2", "--max-model-len", "1024") as server:
+        yield server
+
+
+def test_a_conversation(browser: Browser, server: Server) -> None:
+    with visit(browser, server.url) as page:
+        expect(page.locator("#model-name")).to_have_text(re.compile("^SmolLM2-135M"))
+        page.keyboard.press("Alt+s")
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_role("button", name="Done").click()
+        ask(page, "What is the capital of France?")
+        answer = page.locator(".turn.assistant").last
+        expect(answer.locator(".content")).to_contain_text("Paris")
+        figures = answer.locator(".figures")
+        expect(figures).to_have_text(
+            re.compile(r"first token [\d.]+ s · [\d.]+ tokens/s · \d+ tokens · 0 of \d+ prompt tokens cached")
+        )
+        ask(page, "Are you sure?")
+        expect(page.locator(".figures")).to_have_count(2)
+        expect(page.locator(".figures").last).to_have_text(re.compile(r"[1-9]\d* of \d+ prompt tokens cached"))
+        page.reload()
+        expect(page.locator(".turn")).to_have_count(4)  # kept by the browser
+        page.get_by_role("button", name="New conversation").click()
+        page.reload()
+        expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_stopping_really_aborts(browser: Browser, server: Server) -> None:
+    with visit(browser, server.url) as page:
+        ask(page, "Count from one to a thousand in words.")
+        content = page.locator(".turn.assistant .content")
+        expect(content).not_to_have_text("")
+        page.keyboard.press("Escape")
+        expect(page.locator(".figures")).to_contain_text("stopped by you")
+        server.read_until(r"request chatcmpl-\w+ aborted: the client disconnected", 20)
+        expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+        assert content.inner_text()  # what was there stays
+
+
+def test_an_answer_can_bring_nothing_but_text_onto_the_page(browser: Browser) -> None:
+    with fake(MARKDOWN) as running, visit(browser, running.url) as page:
+        long_answers(page)
+        ask(page, "Show me everything.")
+        content = page.locator(".turn.assistant .content")
+        expect(page.locator(".figures")).to_be_visible()
+        assert content.locator("strong").inner_text() == "bold"
+        assert content.locator("td").all_inner_texts() == ["0", "18"]
+        assert content.locator("pre code").inner_text() == 'print("<b>")'
+        assert content.locator("img, script").count() == 0
+        assert [link.get_attribute("href") for link in content.locator("a").all()] == ["https://elsewhere.example/"]
+        assert "onerror" in content.inner_text()
+        content.get_by_role("button", name="Copy").click()
+        assert page.evaluate("navigator.clipboard.readText()") == 'print("<b>")'
+
+
+def test_an_answer_can_be_repeated_with_curl(browser: Browser) -> None:
+    with fake() as running, visit(browser, running.url) as page:
+        ask(page, "It's 'quoted' & $HOME")
+        page.get_by_role("button", name="Copy as curl").click()
+        words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+        assert words[:2] == ["curl", f"{running.url}/v1/chat/completions"]
+        body = json.loads(words[words.index("-d") + 1])
+        assert body["messages"] == [{"role": "user", "content": "It's 'quoted' & $HOME"}]
+
+
+def test_the_key_is_asked_for_and_stays_in_the_browser(browser: Browser) -> None:
+    with fake(api_key=("secret",)) as running, visit(browser, running.url, expect="401") as page:
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Key", exact=True).fill("wrong")
+        page.keyboard.press("Enter")
+        expect(dialog).to_contain_text("not accepted")
+        dialog.get_by_label("Key", exact=True).fill("secret")
+        page.keyboard.press("Enter")
+        expect(page.locator("#model-name")).to_have_text("m")
+        ask(page, "Hello")
+        expect(page.locator(".turn.assistant .content")).to_have_text("Fine.")
+        page.get_by_role("button", name="Copy as curl").click()
+        assert "secret" not in page.evaluate("navigator.clipboard.readText()")
+        assert page.evaluate("[document.cookie, location.href, Object.keys(localStorage).join()]") == [
+            "",
+            f"{running.url}/",
+            "paceline.conversation",
+        ]
+        page.reload()  # this tab still knows it
+        expect(page.locator("#model-name")).to_have_text("m")
+
+
+def test_a_server_that_is_loading_says_so_until_it_is_ready(browser: Browser) -> None:
+    with fake() as running:
+        running.site.state.phase = Phase.LOADING
+        with visit(browser, running.url, expect="503") as page:
+            expect(page.get_by_role("status")).to_contain_text("still loading")
+            running.site.state.phase = Phase.READY
+            expect(page.locator("#model-name")).to_have_text("m")
+            expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_an_error_is_shown_and_the_answer_can_be_had_again(browser: Browser) -> None:
+    with fake() as running, visit(browser, running.url, expect="400") as page:
+        ask(page, "bad template")
+        expect(page.get_by_role("alert")).to_contain_text("cannot make a prompt of this")
+        page.get_by_role("button", name="Again").click()
+        expect(page.get_by_role("alert")).to_have_count(1)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_it_fits_and_is_readable(browser: Browser, width: int, dark: bool) -> None:
+    with fake(MARKDOWN) as running, visit(browser, running.url, width=width, dark=dark) as page:
+        long_answers(page)
+        ask(page, "long-word-" * 40)
+        expect(page.locator(".figures")).to_be_visible()
+        assert fits(page)
+        page.get_by_role("button", name="Model and sampling").click()
+        expect(page.get_by_label("Temperature")).to_be_in_viewport()
+        assert fits(page)
+        page.keyboard.press("Escape")
+        assert least_contrast(page, "body, .content, .content *, .muted, .error, .primary, #conversation button") >= 4.5
