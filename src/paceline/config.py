@@ -89,6 +89,9 @@ class EngineConfig:
     threads_per_stage: int = option(
         0, PIPELINE, "Threads of each stage; 0: processor cores ÷ stages.", low=0, high=4096
     )
+    loop_back: bool = option(
+        False, PIPELINE, "Hand sampled tokens straight to the first stage, and schedule decodes one round ahead."
+    )
     pin_threads: bool = option(True, PIPELINE, "Keep each stage on its own cores.")
 
     max_num_seqs: int = option(256, SCHEDULER, "Most requests RUNNING at once, over all batches.", low=1, high=65536)

@@ -4,7 +4,8 @@ Three conversations use them:
 
 * front end to engine core: requests, aborts; back: tokens, state;
 * engine core to every stage: plans; back from the last stage: results;
-* stage to next stage: an :class:`ActivationHeader` followed by raw tensor bytes.
+* stage to next stage: an :class:`ActivationHeader` followed by raw tensor bytes; last stage to first, with token
+  loop-back: :class:`LoopedTokens`.
 
 Plans are deltas: a stage is told of a request once (``Plan.new_requests``), then only of the new
 blocks and tokens of each slice, until ``Plan.released`` names it. The structs made per token hold no cycles and are kept from the
@@ -18,6 +19,9 @@ import msgspec
 from paceline.sampling_params import SamplingParams
 
 # ---------------------------------------------------------------- engine core -> stages
+
+
+PLACEHOLDER = -1  # stands for an input token that the last stage hands to stage 0, before the core knows it
 
 
 class NewRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -36,7 +40,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request: int  # the core's own number, never reused while the engine lives
     generation: int  # changes on finish, abort and restart
     start: int  # first token position
-    token_ids: list[int]  # the input tokens at these positions
+    token_ids: list[int]  # the input tokens at these positions; or one PLACEHOLDER alone
     samples: bool  # a token is sampled after the last of them
     blocks_from: int  # the request's block table keeps its first `blocks_from` entries ...
     new_blocks: list[int]  # ... followed by these
@@ -48,6 +52,11 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Scheduled before its token was known."""
+        return self.token_ids[0] == PLACEHOLDER
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
@@ -89,7 +98,8 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class StageTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When one stage worked on one batch: seconds of that host's monotonic clock.
 
-    A stage is busy from `started` (plan and activations in hand) to `finished` (output handed over).
+    A stage is busy from `started` (plan and activations in hand) to `finished` (output handed over). Its input are the
+    activations; on stage 0 the tokens that the plan has placeholders for, else the plan itself.
     """
 
     stage: int
@@ -107,6 +117,23 @@ class BatchResult(msgspec.Struct, frozen=True, array_like=True):
     batch: int
     tokens: list[SampledToken]
     times: list[StageTimes]
+
+
+class LoopedToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A sampled token on its way from the last stage to stage 0, where it is the input at `position`."""
+
+    request: int
+    generation: int
+    position: int
+    token_id: int  # -1: a tombstone, sampling failed; whatever is computed from it will be dropped
+
+
+class LoopedTokens(msgspec.Struct, frozen=True, array_like=True):
+    """What a batch sampled, from the last stage straight to stage 0; on the way to the core it is a `BatchResult`."""
+
+    epoch: int
+    batch: int
+    tokens: list[LoopedToken]
 
 
 class ActivationHeader(msgspec.Struct, frozen=True, array_like=True):

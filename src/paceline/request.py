@@ -52,7 +52,8 @@ class Request:
     Attributes:
         number: the core's own id, never reused; also the order of arrival.
         token_ids: prompt and output tokens that are known.
-        num_scheduled_tokens: positions that are in some dispatched batch (or cached), in this life.
+        num_scheduled_tokens: positions that are in some dispatched batch (or cached), in this life; one more than are
+            known while a placeholder stands for the next token.
         num_computed_tokens: positions whose batch has come back (or cached), in this life.
         num_in_flight: slices dispatched whose result has not been processed, of any life.
         generation: changes on finish, abort and restart; late results of another one are dropped.
@@ -144,6 +145,15 @@ class Request:
     @property
     def num_known_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether the position after the token that is on its way may be scheduled before that token is known.
+
+        Not if that token is the last for its number. What the last stage needs to know of a token (seed and position,
+        a count of tokens) does not stand against it; what only the core could work out from the token would.
+        """
+        return len(self.token_ids) + 1 < self.max_total_tokens
 
     @property
     def num_output_tokens(self) -> int:

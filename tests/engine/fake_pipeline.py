@@ -3,22 +3,24 @@
 There are `LAYERS` layers, spread over the stages. Each has one KV array; a row writes a hash of its input, its position and
 everything that it reads through its block table, and passes the same hash on. A sampled token is a hash of the last
 layer's row, so it depends on every position before it in every layer. Stages advance in random interleaving, each
-first-in first-out.
+first-in first-out. With loop-back the last stage hands sampled tokens to stage 0 over a link of its own, which is one more
+that may be late.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from itertools import pairwise
 
-from paceline.messages import BatchResult, NewRequest, Plan, SampledToken, Slice
+from paceline.messages import BatchResult, LoopedToken, NewRequest, Plan, SampledToken, Slice
 
 LAYERS = 8
 VOCABULARY = 120
 STOP_TOKEN = 0
+LINK = -1  # from the last stage to stage 0
 
 
 def row_hash(value: int, position: int, read: tuple[int, ...], layer: int) -> int:
@@ -86,15 +88,24 @@ class _Stage:
         return out
 
 
+TokenKey = Callable[[int, LoopedToken], Hashable]
+
+
+def by_request_and_position(row: int, token: LoopedToken) -> Hashable:
+    return token.request, token.generation, token.position
+
+
 class FakePipeline:
     """Implements the pipeline seam over hashing stages.
 
     Args:
-        stages: how many, 1 to LAYERS; also the depth.
+        stages: how many, 1 to LAYERS.
         block_size: positions per block.
+        loop_back: the last stage hands tokens to stage 0.
         rng: chooses which stage advances, and which rows fail.
         fault_rate: probability that a sampling row fails on the last stage and leaves worthless KV everywhere.
         drop: a mutant: rows for which this holds are not computed.
+        token_key: by what stage 0 tells tokens that were handed to it apart; others than the default are mutants.
     """
 
     def __init__(
@@ -103,10 +114,13 @@ class FakePipeline:
         block_size: int,
         rng: random.Random,
         *,
+        loop_back: bool = False,
         fault_rate: float = 0.0,
         drop: Callable[[Slice], bool] | None = None,
+        token_key: TokenKey = by_request_and_position,
     ) -> None:
-        self.depth = stages
+        self.depth = stages + loop_back
+        self.num_waits = self.num_tombstones = 0
         bounds = [LAYERS * i // stages for i in range(stages + 1)]
         self.stages = [_Stage(range(a, b), block_size) for a, b in pairwise(bounds)]
         self.ready: deque[BatchResult] = deque()
@@ -114,6 +128,10 @@ class FakePipeline:
         self._fault_rate = fault_rate
         self._drop = drop
         self._faulty: set[tuple[int, int]] = set()
+        self._loop_back = loop_back
+        self._token_key = token_key
+        self._looping: deque[list[LoopedToken]] = deque()
+        self._looped: dict[Hashable, int] = {}
 
     def submit(self, plan: Plan) -> None:
         assert plan.slices, "an empty batch was dispatched"
@@ -137,12 +155,23 @@ class FakePipeline:
     def _advance(self) -> bool:
         """Let one stage that has work finish its oldest batch."""
         able = [i for i, stage in enumerate(self.stages) if stage.queue]
+        if 0 in able and not self._has_tokens(self.stages[0].queue[0][0]):
+            self.num_waits += 1
+            able.remove(0)
+        if self._looping:
+            able.append(LINK)
         if not able:
             return False
         i = self._rng.choice(able)
+        if i == LINK:
+            for row, token in enumerate(self._looping.popleft()):
+                self._looped[self._token_key(row, token)] = token.token_id
+            return True
         stage = self.stages[i]
         plan, values = stage.queue.popleft()
         stage.learn(plan)
+        if i == 0:
+            values = [self._inputs(row, slice_) for row, slice_ in enumerate(plan.slices)]
         out = []
         for slice_, row in zip(plan.slices, values, strict=True):
             if self._drop is not None and self._drop(slice_):
@@ -152,8 +181,28 @@ class FakePipeline:
         if i + 1 < len(self.stages):
             self.stages[i + 1].queue.append((plan, out))
         else:
-            self.ready.append(self._result(plan, out, stage.known))
+            result = self._result(plan, out, stage.known)
+            self.ready.append(result)
+            if self._loop_back:
+                sampling = [s for s in plan.slices if s.samples]
+                pairs = zip(sampling, result.tokens, strict=True)
+                self._looping.append([LoopedToken(s.request, s.generation, s.end, t.token_id) for s, t in pairs])
         return True
+
+    def _has_tokens(self, plan: Plan) -> bool:
+        return all(self._key(row, s) in self._looped for row, s in enumerate(plan.slices) if s.runs_ahead)
+
+    def _key(self, row: int, slice_: Slice) -> Hashable:
+        return self._token_key(row, LoopedToken(slice_.request, slice_.generation, slice_.start, 0))
+
+    def _inputs(self, row: int, slice_: Slice) -> list[int]:
+        if not slice_.runs_ahead:
+            return slice_.token_ids
+        assert self._loop_back
+        assert slice_.num_tokens == 1
+        token = self._looped[self._key(row, slice_)]
+        self.num_tombstones += token < 0
+        return [token]
 
     def _result(self, plan: Plan, values: list[list[int]], known: dict[int, NewRequest]) -> BatchResult:
         tokens = []

@@ -13,7 +13,7 @@ from paceline.messages import AbortRequests, AddRequest, FinishRequest, RequestO
 from paceline.request import FINISHED, Request, RequestStatus
 from paceline.sampling_params import SamplingParams
 from paceline.scheduling import Batch, Reason, SchedulerOptions
-from tests.engine.fake_pipeline import STOP_TOKEN, FakePipeline, oracle
+from tests.engine.fake_pipeline import STOP_TOKEN, FakePipeline, TokenKey, by_request_and_position, oracle
 
 MAX_STEPS = 4000
 
@@ -40,12 +40,18 @@ class Scenario:
     fault_rate: float = 0.0
 
 
-def scenarios(*, faults: bool = False, few_blocks: bool | None = None) -> st.SearchStrategy[Scenario]:
+def scenarios(
+    *, faults: bool = False, few_blocks: bool | None = None, loop_back: bool | None = None
+) -> st.SearchStrategy[Scenario]:
     """Random options and arrivals: dense in what is hard, so drawn from a seed rather than shrinkable parts."""
-    return st.integers(0, 2**32).map(lambda seed: make_scenario(seed, faults=faults, few_blocks=few_blocks))
+    return st.integers(0, 2**32).map(
+        lambda seed: make_scenario(seed, faults=faults, few_blocks=few_blocks, loop_back=loop_back)
+    )
 
 
-def make_scenario(seed: int, *, faults: bool = False, few_blocks: bool | None = None) -> Scenario:
+def make_scenario(
+    seed: int, *, faults: bool = False, few_blocks: bool | None = None, loop_back: bool | None = None
+) -> Scenario:
     """Prompts share prefixes, and the blocks often suffice for less than two requests at full length."""
     rng = random.Random(seed)
     block_size = rng.randint(1, 4)
@@ -63,6 +69,7 @@ def make_scenario(seed: int, *, faults: bool = False, few_blocks: bool | None = 
         enable_chunked_prefill=rng.random() < 0.7,
         enable_prefix_caching=rng.random() < 0.6,
         scheduling_policy=rng.choice(["fcfs", "priority"]),
+        loop_back=rng.random() < 0.6 if loop_back is None else loop_back,
     )
     stem = tuple(rng.randint(1, 5) for _ in range(length))
     spread = rng.choice([0, 5, 40])
@@ -102,7 +109,9 @@ class Observed:
 class Harness:
     """One run of a scenario. `check=False` leaves the invariants to the comparison of the outputs alone."""
 
-    def __init__(self, scenario: Scenario, *, drop_stale_rows: bool = False) -> None:
+    def __init__(
+        self, scenario: Scenario, *, drop_stale_rows: bool = False, token_key: TokenKey = by_request_and_position
+    ) -> None:
         self.scenario = scenario
         self.options = scenario.options
         self.now = 0.0
@@ -112,13 +121,18 @@ class Harness:
         self.reasons: set[Reason] = set()
         self.slices: dict[tuple[int, int, int], list[Slice]] = {}
         self.passed_over: Counter[Request] = Counter()
+        self.ahead: list[tuple[Request, int]] = []  # positions scheduled before their token was known
+        self.num_preempted_ahead = 0
+        self.awaited: dict[int, int] = {}  # batches made early, and the batch whose tokens each waits for
         drop = self._is_stale if drop_stale_rows else None
         self.pipeline = FakePipeline(
             self.options.stages,
             self.options.block_size,
             random.Random(scenario.interleaving),
+            loop_back=self.options.loop_back,
             fault_rate=scenario.fault_rate,
             drop=drop,
+            token_key=token_key,
         )
         self.core = EngineCore(
             self.options, self.pipeline, self, self._emit, on_batch=self._on_batch, clock=lambda: self.now
@@ -198,7 +212,7 @@ class Harness:
             for request, slice_, life in zip(earlier.requests, earlier.plan.slices, earlier.lives, strict=True):
                 if request in members and slice_.generation == request.generation:
                     assert life == request.life, "S2: drained before it is scheduled again"
-                    assert not slice_.samples, "S2"
+                    assert not slice_.samples or self._is_next(batch, request, slice_), "S2"
         for request, slice_ in zip(batch.requests, slices, strict=True):
             assert request.status is RequestStatus.RUNNING, "S3"
             key = (request.number, request.generation, request.life)
@@ -210,6 +224,7 @@ class Harness:
             before.append(slice_)
         self.reasons.update(batch.why_not.values())
         self._check_reasons(batch)
+        self._check_loop_back(batch)
         self._check_waiting_decodes(batch)
 
     def _check_reasons(self, batch: Batch) -> None:
@@ -217,7 +232,7 @@ class Harness:
             needed = request.num_known_tokens - request.num_scheduled_tokens
             if reason is Reason.IN_FLIGHT:
                 assert request.status is RequestStatus.RUNNING
-                assert needed == 0
+                assert needed == 0 or (needed == -1 and self.options.loop_back)
                 assert request.num_in_flight > 0
             elif reason is Reason.DRAINING_IN_FLIGHT:
                 assert request.status is RequestStatus.PREEMPTED
@@ -225,7 +240,34 @@ class Harness:
             elif reason in (Reason.SEQ_LIMIT, Reason.BEHIND_HEAD, Reason.PREEMPTED_THIS_STEP):
                 assert request.status is not RequestStatus.RUNNING
             else:
-                assert needed > 0
+                assert needed > 0 or (needed == 0 and self.options.loop_back)
+
+    def _is_next(self, batch: Batch, request: Request, earlier: Slice) -> bool:
+        """Whether the request's slice in the batch is the one position that may follow the sampling one in flight."""
+        slice_ = batch.plan.slices[batch.requests.index(request)]
+        return self.options.loop_back and slice_.runs_ahead and slice_.start == earlier.end
+
+    def _check_loop_back(self, batch: Batch) -> None:
+        """Run-ahead slices are on time, or the whole batch waits early for one batch, and no other does."""
+        ahead = [(r, s) for r, s in zip(batch.requests, batch.plan.slices, strict=True) if s.runs_ahead]
+        self.ahead += [(request, slice_.start) for request, slice_ in ahead]
+        for earlier in self.core.in_flight:
+            pairs = zip(earlier.requests, earlier.plan.slices, strict=True)
+            self.num_preempted_ahead += sum(s.runs_ahead and r.status is RequestStatus.PREEMPTED for r, s in pairs)
+        sampled_in = []
+        for request, slice_ in ahead:
+            assert slice_.start == request.num_known_tokens
+            assert slice_.end < request.max_total_tokens, "nothing can follow"
+            before = [b for b in list(self.core.in_flight)[:-1] if request in b.requests]
+            assert before[-1].plan.slices[before[-1].requests.index(request)].samples
+            assert sum(b.plan.slices[b.requests.index(request)].samples for b in before) == 1
+            sampled_in.append(before[-1].number)
+        if any(batch.number - i < self.options.stages for i in sampled_in):
+            assert len(ahead) == len(batch.requests), "early, though something else was there"
+            assert len(set(sampled_in)) == 1
+            oldest = self.core.in_flight[0].number
+            assert all(self.awaited.get(b.number, -1) < oldest for b in self.core.in_flight), "two batches wait"
+            self.awaited[batch.number] = sampled_in[0]
 
     def _check_waiting_decodes(self, batch: Batch) -> None:
         """S7: under fcfs no decode that could be scheduled is passed over for long."""
@@ -255,7 +297,8 @@ class Harness:
         assert pool.num_free == pool.references.count(0), "S5"
         for request in live:
             assert len(set(request.blocks)) == len(request.blocks), "S5: a block twice in one table"
-            assert request.num_computed_tokens <= request.num_scheduled_tokens <= request.num_known_tokens
+            assert request.num_computed_tokens <= request.num_scheduled_tokens
+            assert request.num_scheduled_tokens <= request.num_known_tokens + self.options.loop_back
 
     def _check_end(self) -> None:
         assert self.core.scheduler.kv_cache.num_free == self.options.num_blocks, "S5: all free when idle"

@@ -44,8 +44,15 @@ async def test_every_number_of_stages_gives_the_same_tokens(folder: Path) -> Non
         assert len(pids_of(running)) == 1
         expected = await all_tokens(running)
     assert [len(answer) for answer in expected] == [12] * 4
-    for stages, pipeline in ((2, "inline"), (1, "processes"), (3, "processes")):
-        async with engine(folder, pipeline=pipeline, pipeline_parallel_size=stages) as running:
+    for stages, pipeline, loop_back in (
+        (2, "inline", False),
+        (2, "inline", True),
+        (1, "processes", True),
+        (2, "processes", False),
+        (3, "processes", True),
+    ):
+        options = {"pipeline": pipeline, "pipeline_parallel_size": stages, "loop_back": loop_back}
+        async with engine(folder, **options) as running:
             assert running.info.num_stages == stages
             assert await all_tokens(running) == expected
 

@@ -23,8 +23,10 @@ def collected(pipeline: InlinePipeline) -> BatchResult:
     return result
 
 
-def test_the_depth_is_the_number_of_stages(folder: Path) -> None:
-    assert inline_pipeline(folder, [(0, 1), (1, 2), (2, LAYERS)]).depth == 3
+def test_the_depth_is_the_number_of_stages_and_one_more_with_loop_back(folder: Path) -> None:
+    ranges = [(0, 1), (1, 2), (2, LAYERS)]
+    assert inline_pipeline(folder, ranges).depth == 3
+    assert inline_pipeline(folder, ranges, loop_back=True).depth == 4
 
 
 def test_results_come_in_order_and_only_after_a_wait(folder: Path) -> None:

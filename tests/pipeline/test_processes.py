@@ -15,7 +15,7 @@ import zmq
 
 from paceline.errors import ConfigError, PipelineError
 from paceline.host import share_cores, usable_cores
-from paceline.messages import BatchResult, CoreProgress, Plan
+from paceline.messages import PLACEHOLDER, BatchResult, CoreProgress, Plan
 from paceline.pipeline import wire
 from paceline.pipeline.processes import ProcessPipeline
 from tests.pipeline.tiny import LAYERS, MAX_LEN, NUM_BLOCKS, PlanMaker, engine_config, inline_pipeline, write_model
@@ -89,6 +89,36 @@ def some_plans() -> list[Plan]:
         maker.plan([(3, [1], False)]),  # nothing is sampled at all
         maker.plan([(2, [1], True), (3, [2], True), (1, [3], True)], released=(0,)),
     ]
+
+
+def ahead_plans(told: list[BatchResult] | None) -> list[Plan]:
+    """Decodes scheduled ahead, on time and early; with the results at hand, the same with their tokens known."""
+    maker = PlanMaker()
+
+    def token(batch: int, row: int) -> list[int]:
+        return [PLACEHOLDER if told is None else told[batch].tokens[row].token_id]
+
+    return [
+        maker.plan([(0, [1, 2, 3, 4, 5], True), (1, list(range(20)), False)]),
+        maker.plan([(1, [7], True), (2, [8, 8, 8], True)]),
+        maker.plan([(0, token(0, 0), True), (3, list(range(30)), True)]),
+        maker.plan([(2, token(1, 1), True), (3, token(2, 1), True)]),
+        maker.plan([(1, token(1, 0), True), (2, token(3, 0), True), (4, [5, 6], True)], released=(0,)),
+        maker.plan([(4, token(4, 2), True), (3, token(3, 1), True)]),
+    ]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_tokens_that_were_handed_over_are_those_that_the_core_would_have_told(folder: Path, number: int) -> None:
+    expected = results(inline_pipeline(folder, RANGES[1], loop_back=True), ahead_plans(None))
+    again = results(inline_pipeline(folder, RANGES[1]), ahead_plans(expected))
+    assert [result.tokens for result in again] == [result.tokens for result in expected]
+    with stages(folder, number, loop_back=True) as pipeline:
+        assert pipeline.depth == number + 1
+        load(pipeline)
+        done = results(pipeline, ahead_plans(None))
+        assert [result.tokens for result in done] == [result.tokens for result in expected]
+        check_times(done, number)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])

@@ -58,11 +58,11 @@ def stage_runner(folder: Path, first: int = 0, last: int = LAYERS) -> StageRunne
     return StageRunner(model, BLOCK_SIZE)
 
 
-def inline_pipeline(folder: Path, ranges: list[tuple[int, int]]) -> InlinePipeline:
+def inline_pipeline(folder: Path, ranges: list[tuple[int, int]], *, loop_back: bool = False) -> InlinePipeline:
     def no_mail(timeout: float | None) -> None:
         raise AssertionError("nothing was submitted")
 
-    return InlinePipeline([stage_runner(folder, *layers) for layers in ranges], no_mail)
+    return InlinePipeline([stage_runner(folder, *layers) for layers in ranges], no_mail, loop_back=loop_back)
 
 
 class PlanMaker:
@@ -75,7 +75,7 @@ class PlanMaker:
         self._filled: dict[int, int] = {}
 
     def plan(self, parts: list[tuple[int, list[int], bool]], released: tuple[int, ...] = ()) -> Plan:
-        """A plan of (request, its next tokens, whether one is sampled at their end)."""
+        """A plan of (request, its next tokens or one PLACEHOLDER, whether one is sampled at their end)."""
         slices, new = [], []
         for request, tokens, samples in parts:
             if request not in self._told:

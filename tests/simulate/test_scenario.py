@@ -21,7 +21,7 @@ def test_case(path: Path) -> None:
 
 
 def test_all_cases_are_here() -> None:
-    assert len(CASES) == 25
+    assert len(CASES) == 28
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_all_cases_are_here() -> None:
         ({"stages": 0}, "stages"),
         ({"stages": "two"}, "stages"),
         ({"stagse": 2}, "stagse"),
-        ({"loop_back": True}, "loop_back"),
+        ({"loop_back": "perhaps"}, "loop_back"),
         ({"scheduling_policy": "random"}, "scheduling_policy"),
         ({"requests": [{"id": "a", "prompt_tokens": 1}]}, "output_tokens"),
         ({"requests": [{"id": "a", "prompt_tokens": 1, "output_tokens": 1}] * 2}, "'a'"),

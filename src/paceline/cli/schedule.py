@@ -54,8 +54,10 @@ def print_table(scenario: Scenario, report: ScenarioReport, console: Console) ->
     if scenario.what:
         console.print(f"[bold]{escape(scenario.what)}[/bold]", highlight=False)
     stages = "1 stage" if scenario.stages == 1 else f"{scenario.stages} stages"
+    loop_back = ", loop-back" if scenario.loop_back else ""
     console.print(
-        f"{stages}, {scenario.max_num_batched_tokens} tokens a batch, pacing {scenario.pacing}", highlight=False
+        f"{stages}, {scenario.max_num_batched_tokens} tokens a batch, pacing {scenario.pacing}{loop_back}",
+        highlight=False,
     )
     table = Table()
     table.add_column("batch", justify="right")
@@ -66,7 +68,8 @@ def print_table(scenario: Scenario, report: ScenarioReport, console: Console) ->
         for request in scenario.requests:
             if request.id in batch.slices:
                 first, end = batch.slices[request.id]
-                cells.append(f"[bold green]\\[{first}:{end})[/bold green]")
+                ahead = " ahead" if request.id in batch.ahead else ""
+                cells.append(f"[bold green]\\[{first}:{end})[/bold green]{ahead}")
             elif request.id in batch.status:
                 cells.append(f"{batch.status[request.id]}, [yellow]{batch.why_not[request.id]}[/yellow]")
             else:
@@ -83,3 +86,5 @@ def print_table(scenario: Scenario, report: ScenarioReport, console: Console) ->
     console.print(
         "[first:end) are the token positions that the batch computes; such a request is RUNNING.", markup=False
     )
+    if scenario.loop_back:
+        console.print("ahead: the token is still on its way; the last stage hands it to the first.", markup=False)

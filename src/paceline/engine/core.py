@@ -118,7 +118,7 @@ class EngineCore:
         """Make and dispatch one batch if the scheduler can; this is its one call site."""
         while True:
             preemptions = self.scheduler.num_preemptions
-            batch = self.scheduler.schedule(nothing_in_flight=not self.in_flight)
+            batch = self.scheduler.schedule(oldest_in_flight=self.in_flight[0].number if self.in_flight else None)
             if batch is not None:
                 break
             if self.in_flight or self.scheduler.num_preemptions == preemptions:
@@ -206,6 +206,8 @@ class EngineCore:
                 token = next(tokens)
                 if live:
                     self._deliver(request, token)
+                elif token.error and request.is_finished and request.status is not RequestStatus.FINISHED_ERROR:
+                    self.scheduler.fail_row(request)  # it ended while this row was on its way
 
     def _deliver(self, request: Request, token: SampledToken) -> None:
         """Give a request its next token, and end it if that token does."""
@@ -213,7 +215,7 @@ class EngineCore:
             self.scheduler.fail_row(request)
             self._end(request, error=token.error)
             return
-        request.token_ids.append(token.token_id)
+        self.scheduler.take_token(request, token.token_id)
         logprobs = None if token.logprobs is None else [token.logprobs]
         if token.token_id in request.stop_token_ids:
             status, stop_token_id = RequestStatus.FINISHED_STOPPED, token.token_id

@@ -143,12 +143,14 @@ def _inline(
     num_blocks = cache_blocks(engine, sizes, [available_memory()], max_model_len)
     for model in models:
         model.allocate_cache(num_blocks, engine.block_size, cache_dtype)
-    return InlinePipeline([StageRunner(model, engine.block_size) for model in models], mail.wait), num_blocks
+    stages = [StageRunner(model, engine.block_size) for model in models]
+    return InlinePipeline(stages, mail.wait, loop_back=engine.loop_back), num_blocks
 
 
 def scheduler_options(engine: EngineConfig, ready: CoreReady) -> SchedulerOptions:
     return SchedulerOptions(
         stages=ready.num_stages,
+        loop_back=engine.loop_back,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         block_size=engine.block_size,

@@ -79,7 +79,7 @@ class KVCacheManager:
             request.blocks += self.pool.take_new(missing)
 
     def publish(self, request: Request, start: int, end: int) -> None:
-        """Positions start to end - 1 are in a batch: blocks that they fill can be found from now on."""
+        """Positions start to end - 1 are in a batch and their tokens known: blocks that they fill can now be found."""
         if not self.prefix_caching:
             return
         for i in range(start // self.block_size, end // self.block_size):

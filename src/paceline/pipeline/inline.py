@@ -9,22 +9,27 @@ from collections.abc import Callable
 from torch import Tensor
 
 from paceline.messages import BatchResult, Plan, SampledToken, StageTimes
+from paceline.pipeline.loop_back import looped_tokens
 from paceline.pipeline.stage import StageRunner
 
 
 class InlinePipeline:
     """Implements :class:`paceline.pipeline.seam.Pipeline` over stage runners of this process.
 
-    The depth is the number of stages, so that scheduling is the same as with processes; the oldest plan is computed
-    when the core waits.
+    The depth is that of as many processes, so that scheduling is the same; the oldest plan is computed when the core
+    waits.
 
     Args:
         stages: first to last.
         wait_for_mail: blocks until mail for the core arrives, or the timeout (seconds, None: for ever) has passed.
+        loop_back: hand sampled tokens to the first stage.
     """
 
-    def __init__(self, stages: list[StageRunner], wait_for_mail: Callable[[float | None], None]) -> None:
-        self.depth = len(stages)
+    def __init__(
+        self, stages: list[StageRunner], wait_for_mail: Callable[[float | None], None], *, loop_back: bool = False
+    ) -> None:
+        self.depth = len(stages) + loop_back
+        self._loop_back = loop_back
         self._stages = stages
         self._wait_for_mail = wait_for_mail
         self._plans: deque[tuple[Plan, float]] = deque()
@@ -56,4 +61,6 @@ class InlinePipeline:
             finished = time.monotonic()
             times.append(StageTimes(number, received, started, started, finished, time.process_time() - cpu))
         assert isinstance(out, list)
+        if self._loop_back:
+            self._stages[0].take_looped(looped_tokens(plan, out))
         return BatchResult(plan.epoch, plan.batch, out, times)

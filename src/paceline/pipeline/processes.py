@@ -51,7 +51,8 @@ class ProcessPipeline:
         mail: zmq.Socket[Any],
         context: zmq.Context[Any],
     ) -> None:
-        self.depth = len(ranges)
+        self.num_stages = len(ranges)
+        self.depth = len(ranges) + config.loop_back
         self._config = config
         self._max_model_len = max_model_len
         self._mail = mail
@@ -69,7 +70,7 @@ class ProcessPipeline:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(BatchResult)
         try:
-            for stage in range(self.depth):
+            for stage in range(self.num_stages):
                 self._start(stage, ranges, model_path)
         except BaseException:
             self.close()
@@ -77,7 +78,10 @@ class ProcessPipeline:
 
     def _start(self, stage: int, ranges: list[tuple[int, int]], model_path: Path) -> None:
         config = self._config
-        share = share_cores(usable_cores(), self.depth, config.threads_per_stage, config.pin_threads)[stage]
+        is_last = stage + 1 == self.num_stages
+        # A stage that is first and last has no link to itself.
+        tokens = self._folder.address("tokens") if config.loop_back and self.num_stages > 1 else None
+        share = share_cores(usable_cores(), self.num_stages, config.threads_per_stage, config.pin_threads)[stage]
         worker = wire.WorkerConfig(
             engine=config,
             model_path=str(model_path),
@@ -89,7 +93,9 @@ class ProcessPipeline:
             cpus=share.cpus,
             control=self._folder.address("control"),
             link_in=self._folder.address(f"link-{stage}") if stage > 0 else None,
-            link_out=self._folder.address(f"link-{stage + 1}") if stage + 1 < self.depth else None,
+            link_out=self._folder.address(f"link-{stage + 1}") if not is_last else None,
+            tokens_in=tokens if stage == 0 else None,
+            tokens_out=tokens if is_last else None,
         )
         child = start("paceline.pipeline.worker", msgspec.json.encode(worker))
         self._children.append(child)
@@ -109,10 +115,10 @@ class ProcessPipeline:
             PipelineError: a stage could not start, or died.
             ConfigError: there is too little memory for the KV cache.
         """
-        for stage in range(self.depth):
+        for stage in range(self.num_stages):
             on_progress(CoreProgress(stage, "starting", 0.0))
         loaded: dict[int, wire.Loaded] = {}
-        while len(loaded) < self.depth:
+        while len(loaded) < self.num_stages:
             stage, kind, payload = self._news()
             if kind == wire.HELLO:
                 on_progress(CoreProgress(stage, "loading weights", 0.0))
@@ -122,7 +128,7 @@ class ProcessPipeline:
             elif kind == wire.LOADED:
                 loaded[stage] = wire.decode(payload, wire.Loaded, "loaded")
                 on_progress(CoreProgress(stage, "loading weights", 1.0))
-        reports = [loaded[stage] for stage in range(self.depth)]
+        reports = [loaded[stage] for stage in range(self.num_stages)]
         num_blocks = cache_blocks(
             self._config,
             [report.cache_bytes_per_block for report in reports],
@@ -131,7 +137,7 @@ class ProcessPipeline:
         )
         self._send_all(wire.MAKE_CACHE, self._encoder.encode(wire.MakeCache(num_blocks)))
         ready = 0
-        while ready < self.depth:
+        while ready < self.num_stages:
             _, kind, _ = self._news()
             ready += kind == wire.READY
         self._folder.close()  # every socket is connected
@@ -193,7 +199,7 @@ class ProcessPipeline:
                 raise self._failure(identity, payload)
 
     def _send_all(self, kind: bytes, payload: bytes) -> None:
-        for stage in range(self.depth):
+        for stage in range(self.num_stages):
             try:
                 self._control.send_multipart([str(stage).encode(), kind, payload])
             except zmq.ZMQError as error:

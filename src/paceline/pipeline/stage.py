@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from paceline.errors import PipelineError
-from paceline.messages import NewRequest, Plan, SampledToken
+from paceline.messages import LoopedTokens, NewRequest, Plan, SampledToken
 from paceline.models.decoder import StageModel
 from paceline.models.inputs import BatchInputs
+from paceline.pipeline.loop_back import LoopedTokenStore
 from paceline.sampling.sampler import SampleRow, sample
 
 
@@ -45,6 +46,15 @@ class StageRunner:
         self._block_size = block_size
         self._requests: dict[int, NewRequest] = {}
         self._tables: dict[int, _BlockTable] = {}
+        self._looped = LoopedTokenStore()
+
+    def take_looped(self, tokens: LoopedTokens) -> None:
+        """On the first stage: tokens from the last one, for placeholders in plans to come."""
+        self._looped.take(tokens, self._requests)
+
+    def can_execute(self, plan: Plan) -> bool:
+        """Whether the tokens that the plan, the next to be executed, has placeholders for are there."""
+        return not self.model.is_first or self._looped.has_all(plan)
 
     def execute(self, plan: Plan, hidden: Tensor | None = None) -> Tensor | list[SampledToken]:
         """Run one plan.
@@ -56,7 +66,8 @@ class StageRunner:
             [T, H] for the next stage; from the last stage the tokens of the slices that sample, in slice order.
 
         Raises:
-            PipelineError: the plan names a request or a block that this stage was never told of.
+            PipelineError: the plan names a request that this stage was never told of, or needs a token that has not
+                come (:meth:`can_execute`).
         """
         self._learn(plan)
         inputs = self._inputs(plan)
@@ -69,6 +80,7 @@ class StageRunner:
         for number in plan.released:
             self._requests.pop(number, None)
             self._tables.pop(number, None)
+            self._looped.forget(number)
         for new in plan.new_requests:
             self._requests[new.request] = new
             self._tables[new.request] = _BlockTable()
@@ -102,7 +114,8 @@ class StageRunner:
         slots = tables[owners, positions // size].astype(np.int64) * size + positions % size
         samples = np.array([s.samples for s in slices], dtype=bool)
         if self.model.is_first:
-            token_ids = np.fromiter((t for s in slices for t in s.token_ids), dtype=np.int64, count=len(positions))
+            inputs = (t for s in slices for t in self._looped.inputs(plan, s))
+            token_ids = np.fromiter(inputs, dtype=np.int64, count=len(positions))
         else:
             token_ids = np.empty(0, dtype=np.int64)
         return BatchInputs(

@@ -37,6 +37,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     control: str
     link_in: str | None
     link_out: str | None
+    tokens_in: str | None  # loop-back, from the last stage to the first
+    tokens_out: str | None
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -65,7 +67,7 @@ class Empty(msgspec.Struct, frozen=True):
     """For messages whose kind says everything."""
 
 
-# On the link between two stages, once, before the first activation: the connection is up.
+# On the link between two stages, once, before anything else: the connection is up.
 LINK_UP = b"link up"
 
 HELLO, PROGRESS, LOADED, MAKE_CACHE, READY, PLAN, RESULT, FAILED, STOP = (

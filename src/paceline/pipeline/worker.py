@@ -1,8 +1,11 @@
 """A stage as a program: ``python -m paceline.pipeline.worker``, started by the engine core.
 
-It reads its configuration from standard input, loads its layers, and then waits on two sockets: plans from the engine
-core, and activations from the stage before. Whenever the oldest of each are there it computes that batch. It blocks
-while it waits, and ends when its standard input does.
+It reads its configuration from standard input, loads its layers, and then waits on its sockets: plans from the engine
+core, activations from the stage before, and on the first stage tokens from the last (loop-back). Whenever the oldest of
+each are there it computes that batch. It blocks while it waits, and ends when its standard input does.
+
+A plan that waits for a token holds up nothing that the token depends on: that is in a batch before it, which has left the
+first stage, and no later stage waits for the first one to take anything.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import zmq
 
 from paceline.errors import PacelineError, PipelineError
 from paceline.host import available_memory
-from paceline.messages import ActivationHeader, BatchResult, Plan, StageTimes
+from paceline.messages import ActivationHeader, BatchResult, LoopedTokens, Plan, SampledToken, StageTimes
 from paceline.pipeline import wire
 from paceline.pipeline.build import (
     load_stage,
@@ -31,6 +34,7 @@ from paceline.pipeline.build import (
     torch_dtype,
 )
 from paceline.pipeline.child import end, end_with_parent, read_config
+from paceline.pipeline.loop_back import looped_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,8 +51,11 @@ class Worker:
         self.control.connect(config.control)
         self.link_in = self._link(zmq.PULL, config.link_in)
         self.link_out = self._link(zmq.PUSH, config.link_out)
+        self.tokens_in = self._link(zmq.PULL, config.tokens_in)
+        self.tokens_out = self._link(zmq.PUSH, config.tokens_out)
         self.plans: deque[tuple[Plan, float]] = deque()
         self.inputs: deque[tuple[ActivationHeader, Tensor, float]] = deque()
+        self.tokens_received = 0.0
 
     def _link(self, kind: int, address: str | None) -> zmq.Socket[Any] | None:
         if address is None:
@@ -92,20 +99,20 @@ class Worker:
         model.allocate_cache(wire.decode(payload, wire.MakeCache, "cache").num_blocks, engine.block_size, cache_dtype)
         self.hidden_size = checkpoint.spec.hidden_size
         self.runner = StageRunner(model, engine.block_size)
-        self._await_link()
+        for socket in (self.link_in, self.tokens_in):
+            if socket is not None:
+                self._await_link(socket)
         self.send(wire.READY)
 
-    def _await_link(self) -> None:
-        """Wait until the stage before is connected; the folder with the sockets goes away after that."""
-        if self.link_in is None:
-            return
+    def _await_link(self, socket: zmq.Socket[Any]) -> None:
+        """Wait until the stage at the other end is connected; the folder with the sockets goes away after that."""
         poller = zmq.Poller()
-        poller.register(self.link_in, zmq.POLLIN)
+        poller.register(socket, zmq.POLLIN)
         poller.register(sys.stdin.fileno(), zmq.POLLIN)
-        if self.link_in not in dict(poller.poll()):
+        if socket not in dict(poller.poll()):
             end(0)  # the parent closed standard input
-        if self.link_in.recv() != wire.LINK_UP:
-            raise PipelineError("the stage before began with something else than a greeting")
+        if socket.recv() != wire.LINK_UP:
+            raise PipelineError("another stage began with something else than a greeting")
 
     def _free_memory(self) -> int:
         if self.config.engine.device == "cuda":
@@ -121,8 +128,9 @@ class Worker:
         poller = zmq.Poller()
         poller.register(self.control, zmq.POLLIN)
         poller.register(sys.stdin.fileno(), zmq.POLLIN)
-        if self.link_in is not None:
-            poller.register(self.link_in, zmq.POLLIN)
+        for socket in (self.link_in, self.tokens_in):
+            if socket is not None:
+                poller.register(socket, zmq.POLLIN)
         while True:
             events = dict(poller.poll(0 if self._can_compute() else None))
             if sys.stdin.fileno() in events:
@@ -131,11 +139,15 @@ class Worker:
                 return
             if self.link_in is not None and self.link_in in events:
                 self._take_inputs()
+            if self.tokens_in is not None and self.tokens_in in events:
+                self._take_tokens(self.tokens_in)
             if self._can_compute():
                 self._compute()
 
     def _can_compute(self) -> bool:
-        return bool(self.plans) and (self.link_in is None or bool(self.inputs))
+        if not self.plans or (self.link_in is not None and not self.inputs):
+            return False
+        return self.runner.can_execute(self.plans[0][0])
 
     def _take_plans(self) -> bool:
         """Queue the plans that are there; False when told to stop."""
@@ -154,11 +166,18 @@ class Worker:
             header, hidden = receive_hidden(self.link_in, self.hidden_size)
             self.inputs.append((header, hidden, time.monotonic()))
 
+    def _take_tokens(self, socket: zmq.Socket[Any]) -> None:
+        while socket.poll(0):
+            self.runner.take_looped(wire.decode(socket.recv(), LoopedTokens, "loop-back"))
+            self.tokens_received = time.monotonic()
+
     def _compute(self) -> None:
         from paceline.pipeline.link import check_belongs, send_hidden
 
         plan, plan_received = self.plans.popleft()
-        hidden, passed, input_received = None, [], plan_received
+        hidden, passed = None, []
+        runs_ahead = any(slice_.runs_ahead for slice_ in plan.slices)
+        input_received = max(plan_received, self.tokens_received) if runs_ahead else plan_received
         if self.link_in is not None:
             header, hidden, input_received = self.inputs.popleft()
             check_belongs(plan, header)
@@ -171,10 +190,21 @@ class Worker:
             StageTimes(self.config.stage, plan_received, input_received, started, finished, self._cpu_seconds() - cpu),
         ]
         if isinstance(out, list):
+            self._loop_back(plan, out)
             self.send(wire.RESULT, BatchResult(plan.epoch, plan.batch, out, times))
         else:
             assert self.link_out is not None
             send_hidden(self.link_out, plan, out, times)
+
+    def _loop_back(self, plan: Plan, sampled: list[SampledToken]) -> None:
+        """Hand the tokens to the first stage, which may be this one; before the core hears of them."""
+        if not self.config.engine.loop_back:
+            return
+        tokens = looped_tokens(plan, sampled)
+        if self.tokens_out is None:
+            self.runner.take_looped(tokens)
+        elif tokens.tokens:
+            self.tokens_out.send(msgspec.msgpack.encode(tokens))
 
     def _cpu_seconds(self) -> float:
         return time.thread_time() if self.config.threads == 1 else time.process_time()

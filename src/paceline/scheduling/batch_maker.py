@@ -3,6 +3,11 @@
 Decodes first, least recently scheduled first; then prefill: RUNNING requests with more than their newest token to
 compute, PREEMPTED and WAITING ones together, by priority and arrival. Each request that is left out has its reason
 recorded at the branch that leaves it out.
+
+With loop-back a decode may go in before its token is known: a placeholder stands for it, and the last stage hands the
+token to stage 0. If the token is sampled in batch i, such a decode is on time in batch i + stages: by then stage 0 has
+done all batches before, and no other decode of that round is overtaken. Earlier it may go only when nothing else can,
+and stage 0 is to wait for one such batch at most.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from paceline.messages import NewRequest, Plan, Slice
+from paceline.messages import PLACEHOLDER, NewRequest, Plan, Slice
 from paceline.request import Request, RequestStatus
 from paceline.scheduling.admission import BlockReserve, is_protected
 from paceline.scheduling.batch import Batch, Reason
@@ -18,7 +23,9 @@ from paceline.scheduling.batch import Batch, Reason
 if TYPE_CHECKING:
     from paceline.scheduling.scheduler import Scheduler
 
-NO_BLOCKS: list[int] = []  # shared by all slices that bring none; nobody changes a slice
+# Shared by all slices that bring no blocks, or whose token is not known yet: nobody changes a slice.
+NO_BLOCKS: list[int] = []
+UNKNOWN_TOKEN = [PLACEHOLDER]
 
 _by_order = attrgetter("order")
 _by_recency = attrgetter("recent_batch", "number")
@@ -31,11 +38,12 @@ def _by_priority_and_recency(request: Request) -> tuple[int, int, int]:
 class BatchMaker:
     """The state of one `schedule()` call; made for it and thrown away after it."""
 
-    def __init__(self, scheduler: Scheduler, nothing_in_flight: bool) -> None:
+    def __init__(self, scheduler: Scheduler, oldest_in_flight: int | None) -> None:
         self.scheduler = scheduler
         self.options = scheduler.options
         self.kv_cache = scheduler.kv_cache
-        self.nothing_in_flight = nothing_in_flight
+        self.oldest_in_flight = oldest_in_flight
+        self.nothing_in_flight = oldest_in_flight is None
         self.budget = scheduler.options.max_num_batched_tokens
         self.number = scheduler.num_batches
         self.slices: list[Slice] = []
@@ -50,23 +58,29 @@ class BatchMaker:
         scheduler = self.scheduler
         decodes: list[Request] = []
         chunks: list[Request] = []
+        early: list[Request] = []
+        runs_ahead = self.options.loop_back
         why_not = self.why_not
         for request in scheduler.running:
             needed = len(request.token_ids) - request.num_scheduled_tokens
             if needed == 1:
                 decodes.append(request)
-            elif needed == 0:
-                why_not[request] = Reason.IN_FLIGHT
-            else:
+            elif needed > 1:
                 chunks.append(request)
-        if self.options.scheduling_policy == "priority":
-            decodes.sort(key=_by_priority_and_recency)
-        else:
-            decodes.sort(key=_by_recency)
+            elif needed < 0 or not runs_ahead or not request.may_run_ahead:
+                why_not[request] = Reason.IN_FLIGHT
+            elif self.number - request.recent_batch >= self.options.stages:
+                decodes.append(request)
+            else:
+                why_not[request] = Reason.IN_FLIGHT
+                early.append(request)
+        self._sort(decodes)
         self.grant = scheduler.policy.grant(decodes, scheduler.running, scheduler.queue)
         self._decodes(decodes)
         if chunks or scheduler.queue:
             self._prefill(chunks)
+        if early and not self.slices:
+            self._early(early)
         if not self.slices:
             return None
         plan = Plan(scheduler.epoch, self.number, self.slices, self.new_requests, scheduler.take_released())
@@ -74,6 +88,28 @@ class BatchMaker:
         return Batch(plan, self.requests, self.lives, why_not)
 
     # ------------------------------------------------------------ decodes
+
+    def _sort(self, decodes: list[Request]) -> None:
+        decodes.sort(key=_by_priority_and_recency if self.options.scheduling_policy == "priority" else _by_recency)
+
+    def _early(self, early: list[Request]) -> None:
+        """Nothing else can be scheduled: the decodes whose tokens come next, unless stage 0 waits for some already.
+
+        Only those of one batch, so that requests which take turns in the pipeline go on taking turns.
+        """
+        scheduler = self.scheduler
+        if self.oldest_in_flight is not None and scheduler.awaited_batch >= self.oldest_in_flight:
+            return
+        running = [request for request in early if request.status is RequestStatus.RUNNING]  # no victim of this call
+        next_back = min((request.recent_batch for request in running), default=-1)
+        chosen = [request for request in running if request.recent_batch == next_back]
+        for request in chosen:
+            del self.why_not[request]
+        self._sort(chosen)
+        self.grant = scheduler.policy.grant(chosen, scheduler.running, scheduler.queue)
+        self._decodes(chosen)
+        if self.slices:
+            scheduler.awaited_batch = next_back
 
     def _decodes(self, decodes: list[Request]) -> None:
         granted = self.grant.num_decodes
@@ -98,7 +134,7 @@ class BatchMaker:
                 request.number,
                 request.generation,
                 start,
-                [request.token_ids[start]],
+                [request.token_ids[start]] if start < len(request.token_ids) else UNKNOWN_TOKEN,
                 True,
                 request.num_told_blocks,
                 NO_BLOCKS,
@@ -197,9 +233,13 @@ class BatchMaker:
     # ------------------------------------------------------------ blocks
 
     def _make_room(self, request: Request) -> bool:
-        """Preempt until the RUNNING request can have one more position; False if it is left out."""
+        """Preempt until the RUNNING request can have one more position; False if it is left out.
+
+        Nobody is preempted for a token that is not known yet: it may end its request, and others may end meanwhile.
+        """
         while self.kv_cache.room_for(request) <= 0:
-            victim = self._victim()
+            runs_ahead = request.num_scheduled_tokens == len(request.token_ids)
+            victim = None if runs_ahead else self._victim()
             if victim is None:
                 self.why_not[request] = Reason.NO_BLOCKS
                 return False
@@ -234,9 +274,9 @@ class BatchMaker:
         told = request.num_told_blocks
         blocks = request.blocks
         new_blocks = blocks[told:] if told < len(blocks) else NO_BLOCKS
-        slice_ = Slice(
-            request.number, request.generation, start, tokens[start:end], end == len(tokens), told, new_blocks
-        )
+        known = end <= len(tokens)
+        inputs = tokens[start:end] if known else UNKNOWN_TOKEN
+        slice_ = Slice(request.number, request.generation, start, inputs, end >= len(tokens), told, new_blocks)
         self.slices.append(slice_)
         self.requests.append(request)
         self.lives.append(request.life)
@@ -247,7 +287,7 @@ class BatchMaker:
         request.num_in_flight += 1
         request.recent_batch = self.number
         self.budget -= num_tokens
-        if end // block_size > start // block_size:
+        if known and end // block_size > start // block_size:
             self.kv_cache.publish(request, start, end)
 
     def _tell(self, request: Request) -> None:

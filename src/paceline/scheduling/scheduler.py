@@ -2,7 +2,8 @@
 
 One counter answers most questions. `num_scheduled_tokens` advances when a batch is made, `num_computed_tokens` when
 its result returns; a request needs `known - scheduled` tokens, and with 0 it is skipped: its next token is on its way.
-So several chunks of one prompt may be in flight together, and a decode may not.
+So several chunks of one prompt may be in flight together, and a decode may not. With token loop-back it may, one: a
+placeholder counts as known.
 
 `Scheduler` keeps the live requests in two places: `running` (they hold a seat and blocks) and `queue` (WAITING,
 PREEMPTED and WAITING_FOR_GRAMMAR, by priority and arrival). `schedule()` makes one batch in a pass over both, see
@@ -64,6 +65,7 @@ class Scheduler:
         self.num_batches = 0
         self.num_preemptions = 0
         self.epoch = 0
+        self.awaited_batch = -1  # the newest batch whose tokens stage 0 was made to wait for, early
         self._released: list[int] = []
 
     @property
@@ -126,13 +128,14 @@ class Scheduler:
         insort(self.queue, request, key=_by_order)
 
     def fail_row(self, request: Request) -> None:
-        """The request's row could not be sampled: end it, and trust nothing that it computed.
+        """The request's row could not be sampled: trust nothing that it computed, and end it if it has not ended.
 
         RUNNING requests that share a block which it filled, or one computed on top of that, are recomputed; results of
         theirs that are on their way were computed from the same block and are dropped.
         """
         distrusted = self.kv_cache.distrust(request)
-        self.finish(request, RequestStatus.FINISHED_ERROR)
+        if not request.is_finished:
+            self.finish(request, RequestStatus.FINISHED_ERROR)
         pending = [r for r in self.running if not distrusted.isdisjoint(r.blocks)]
         while pending:
             sharer = pending.pop()
@@ -158,13 +161,22 @@ class Scheduler:
 
     # ------------------------------------------------------------ batches
 
-    def schedule(self, *, nothing_in_flight: bool) -> Batch | None:
+    def schedule(self, *, oldest_in_flight: int | None) -> Batch | None:
         """Make the next batch, or None if there is nothing to put into one.
 
         A call may preempt and make nothing; if nothing is in flight then, call again.
+
+        Args:
+            oldest_in_flight: number of the oldest batch in flight; None: nothing is.
         """
-        maker = BatchMaker(self, nothing_in_flight)
-        return maker.make()
+        return BatchMaker(self, oldest_in_flight).make()
+
+    def take_token(self, request: Request, token_id: int) -> None:
+        """The request's next token is known. If its position was scheduled already, a block may be complete now."""
+        request.token_ids.append(token_id)
+        known = len(request.token_ids)
+        if request.num_scheduled_tokens == known and known % self.options.block_size == 0:
+            self.kv_cache.publish(request, known - 1, known)
 
     def take_released(self) -> list[int]:
         """Numbers of the requests that stages may forget before they run the next plan."""

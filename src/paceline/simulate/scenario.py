@@ -70,13 +70,17 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expected: Any = None  # what a test compares with; the scenario itself does not look at it
 
 
-class BatchReport(msgspec.Struct, frozen=True):
-    """One batch right after it was made; token positions are [first, one past the last)."""
+class BatchReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One batch right after it was made; token positions are [first, one past the last).
+
+    `ahead` names the requests whose token was not known yet: a placeholder stands for it (loop-back).
+    """
 
     batch: int
     slices: dict[str, tuple[int, int]]
     status: dict[str, str]
     why_not: dict[str, str]
+    ahead: list[str] = []
 
 
 class FinalReport(msgspec.Struct, frozen=True):
@@ -108,8 +112,6 @@ def load_scenario(path: Path) -> Scenario:
 
 def _problems(scenario: Scenario) -> list[str]:
     problems = []
-    if scenario.loop_back:
-        problems.append("loop_back: true is not available yet")
     for key in ("stages", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"):
         if getattr(scenario, key) < 1:
             problems.append(f"{key} must be at least 1")
@@ -133,7 +135,7 @@ class _Script:
     """Mailbox and pipeline of a scenario: arrivals by batches made, results held back until the core waits."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.depth = scenario.stages
+        self.depth = scenario.stages + scenario.loop_back
         self.num_batches = 0
         self._prompts: dict[str, list[int]] = {}
         events: list[tuple[int, ToCore]] = []
@@ -199,6 +201,7 @@ def run_scenario(scenario: Scenario) -> ScenarioReport:
                 {r.request_id: (s.start, s.end) for r, s in zip(batch.requests, batch.plan.slices, strict=True)},
                 {request_id: request.status.name for request_id, request in core.requests.items()},
                 {request.request_id: reason.name for request, reason in batch.why_not.items()},
+                [r.request_id for r, s in zip(batch.requests, batch.plan.slices, strict=True) if s.runs_ahead],
             )
         )
 
@@ -210,6 +213,7 @@ def run_scenario(scenario: Scenario) -> ScenarioReport:
 
     options = SchedulerOptions(
         stages=scenario.stages,
+        loop_back=scenario.loop_back,
         max_num_seqs=scenario.max_num_seqs,
         max_num_batched_tokens=scenario.max_num_batched_tokens,
         block_size=scenario.block_size,
