@@ -193,6 +193,13 @@ class ServerConfig:
         "auto", API, "auto: the model's own sampling defaults; vllm: OpenAI's.", choices=("auto", "vllm")
     )
     enable_force_include_usage: bool = option(False, API, "Send usage in every stream, asked for or not.")
+    sse_keep_alive: float = option(
+        15.0,
+        API,
+        "Seconds of silence in a stream after which a comment keeps its connection alive; 0: none.",
+        low=0,
+        high=3600,
+    )
     enable_request_id_headers: bool = option(False, API, "Add an X-Request-Id header to every answer.")
 
     log_stats_interval: float = option(

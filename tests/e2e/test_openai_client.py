@@ -120,3 +120,17 @@ def test_nothing_is_left_behind(server: Server) -> None:
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         line = next(line for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
         assert float(line.split()[-1]) == 0.0
+
+
+def test_a_deadline_ends_a_stream(client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model="smol",
+        prompt="Once upon a time",
+        max_tokens=450,
+        stream=True,
+        extra_body={"ignore_eos": True},
+        extra_headers={"X-Request-Timeout": "0.7"},
+    )
+    reasons = [chunk.choices[0].finish_reason for chunk in stream]
+    assert reasons[-1] == "timeout"
+    assert 1 < len(reasons) < 450

@@ -59,7 +59,7 @@ class FakeEngine:
     """Answers each prompt with `answer(prompt)`, one token per output; obeys max_tokens, EOS and stop tokens.
 
     Attributes:
-        gates: request number -> event that an answer waits for after its first token.
+        gate: event that every answer waits for after each token; `before_first`: before its first.
         posted: every call that a real engine would be sent.
         live: ids of requests that have neither ended nor been aborted.
     """
@@ -70,9 +70,12 @@ class FakeEngine:
         self.dead: str | None = None
         self.stats: CoreStats | None = None
         self.gate: asyncio.Event | None = None
+        self.before_first: asyncio.Event | None = None
         self.first_out = asyncio.Event()
         self.posted: list[tuple[str, Any]] = []
         self.sampled: list[SamplingParams] = []
+        self.timeouts: list[float | None] = []
+        self.time_out_after: int | None = None
         self.live: set[str] = set()
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
         self.fail_after: int | None = None
@@ -92,18 +95,26 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         self.check_queue()
+        self.timeouts.append(timeout)
         self.posted.append(("add", (request_id, priority, cache_salt)))
         self.sampled.append(sampling)
         self.live.add(request_id)
         ended = False
         try:
+            if self.before_first is not None:
+                await self.before_first.wait()
             for place, output in enumerate(self._outputs(request_id, prompt_token_ids, sampling)):
                 await asyncio.sleep(0)
                 if place == self.die_after:
                     ended, self.dead = True, "stage 1 was killed"
                     raise EngineDeadError(self.dead)
+                if place == self.time_out_after:
+                    ended = True
+                    yield RequestOutput(request_id, [], status="FINISHED_TIMEOUT")
+                    return
                 if place == self.fail_after:
                     ended = True
                     yield RequestOutput(request_id, [], status="FINISHED_ERROR", error="row at 0x7f12ab: not finite")

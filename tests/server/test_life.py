@@ -13,47 +13,10 @@ from hypothesis import strategies as st
 
 from paceline.server.fields import CHAT_FIELDS
 from paceline.server.protocol import ChatRequest, CompletionRequest
+from tests.server.caller import Caller
 from tests.server.fakes import FakeEngine, Site
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
-
-
-class Caller:
-    """Calls the application as a server would, with a connection that can be cut."""
-
-    def __init__(self, site: Site, path: str, body: dict[str, Any]) -> None:
-        self.sent: list[dict[str, Any]] = []
-        self._body = json.dumps(body).encode()
-        self._gone = asyncio.Event()
-        self._received = False
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"x-request-id", b"label-7")]
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": headers,
-            "scheme": "http",
-            "server": ("localhost", 80),
-            "client": ("localhost", 1),
-        }
-        self.task = asyncio.ensure_future(site.app(scope, self._receive, self._send))
-
-    async def _receive(self) -> dict[str, Any]:
-        if not self._received:
-            self._received = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: dict[str, Any]) -> None:
-        self.sent.append(message)
-
-    def hang_up(self) -> None:
-        self._gone.set()
 
 
 @pytest.mark.parametrize("stream", [False, True])

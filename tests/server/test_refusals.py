@@ -11,8 +11,9 @@ import pytest
 from paceline.config import EngineConfig, ServerConfig
 from paceline.server.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from paceline.server.protocol import ChatRequest, CompletionRequest
+from paceline.server.sampling import SamplingDefaults
 from paceline.server.state import Phase
-from tests.server.fakes import Site
+from tests.server.fakes import FakeEngine, Site
 
 JSON = {"content-type": "application/json"}
 
@@ -91,6 +92,17 @@ async def test_bad_prompts(prompt: Any, code: str, param: str) -> None:
     assert error["param"].startswith(param)
     if code == "context_length_exceeded":
         assert "100" in error["message"]
+
+
+async def test_a_default_is_cut_to_what_fits_but_not_what_was_asked_for() -> None:
+    site = Site(FakeEngine(lambda prompt: [97] * 500))
+    answer = (await site.complete(prompt=[1] * 97)).json()
+    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (3, "length")
+    assert (await site.complete(prompt=[1] * 97, max_tokens=4)).status_code == 400
+    defaults = SamplingDefaults.from_generation_config({"max_new_tokens": 95})
+    site = Site(FakeEngine(lambda prompt: [97] * 500), defaults=defaults)
+    assert (await site.complete(prompt=[1] * 10)).json()["usage"]["completion_tokens"] == 90
+    assert (await site.complete(prompt=[1] * 3)).json()["usage"]["completion_tokens"] == 95
 
 
 async def test_a_prompt_one_shorter_than_the_model_gets_one_token() -> None:

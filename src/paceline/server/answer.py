@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.engine.choice import Delta
 from paceline.errors import RequestError
-from paceline.server.errors import as_request_error, error_body, error_events, error_headers
+from paceline.server.errors import as_request_error, deadline_passed, error_body, error_events, error_headers
 from paceline.server.generation import Generation
 from paceline.server.shapes import DONE, Shape
 from paceline.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
+_COMMENT = b": keep-alive\n\n"
 _STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
 class Sender:
-    """Sends a response; remembers whether its status line is out."""
+    """Sends a response, from one task and its :func:`keep_alive`; remembers whether its status line is out."""
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
-        self.started = False
+        self.started = self.ended = False
+        self.sent_at = time.monotonic()
         self._send = send
         self._headers = headers
 
@@ -38,6 +41,7 @@ class Sender:
 
     async def write(self, data: bytes, more: bool) -> None:
         """Send part of the body."""
+        self.sent_at, self.ended = time.monotonic(), not more
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def whole(self, data: bytes) -> None:
@@ -53,6 +57,39 @@ class Sender:
         data = error_body(error)
         await self.start(error.status, error_headers(error.status) | {"content-length": str(len(data))})
         await self.write(data, more=False)
+
+
+@asynccontextmanager
+async def keep_alive(sender: Sender, interval: float) -> AsyncIterator[asyncio.Lock]:
+    """While the block runs, a comment goes out whenever nothing else did for `interval` seconds; 0: never.
+
+    Proxies and clients end connections on which nothing moves, and a long prompt takes long. The first comment starts
+    the stream. Whoever sends inside the block holds the lock.
+    """
+    lock = asyncio.Lock()
+
+    async def tick() -> None:
+        while not sender.ended:
+            wait = sender.sent_at + interval - time.monotonic()
+            if wait > 0:
+                await asyncio.sleep(wait)
+                continue
+            async with lock:
+                if not sender.started:
+                    await sender.start(200, _STREAM_HEADERS)
+                if not sender.ended:
+                    await sender.write(_COMMENT, more=True)
+
+    ticking = asyncio.create_task(tick()) if interval else None
+    try:
+        yield lock
+    finally:
+        if ticking is not None:
+            try:
+                async with lock:  # not in the middle of a comment
+                    ticking.cancel()
+            finally:
+                ticking.cancel()
 
 
 class Answer(Response):
@@ -109,12 +146,13 @@ async def _client_gone(receive: Receive) -> None:
         pass
 
 
-async def send_stream(sender: Sender, generation: Generation, shape: Shape) -> None:
+async def send_stream(sender: Sender, generation: Generation, shape: Shape, keep_alive_seconds: float) -> None:
     """Stream the answer: one write per engine output, the last one with usage and the end mark.
 
-    The status line waits for the first output, so that whatever can be refused has a status of its own.
+    The status line waits for the first output, so that whatever can be refused has a status of its own; or for the
+    first comment that keeps the connection alive, long after refusals.
     """
-    async with aclosing(generation.events()) as events:
+    async with aclosing(generation.events()) as events, keep_alive(sender, keep_alive_seconds) as lock:
         async for choice, delta, done in events:
             data = shape.delta_event(choice, delta)
             if delta.finish_reason is not None:
@@ -123,10 +161,11 @@ async def send_stream(sender: Sender, generation: Generation, shape: Shape) -> N
                 data += shape.finish_event(choice)
             if done:
                 data += shape.usage_event(generation.choices) + DONE
-            if not sender.started:
-                await sender.start(200, _STREAM_HEADERS)
-            if data:
-                await sender.write(data, more=not done)
+            async with lock:
+                if not sender.started:
+                    await sender.start(200, _STREAM_HEADERS)
+                if data:
+                    await sender.write(data, more=not done)
 
 
 async def send_whole(sender: Sender, generation: Generation, shape: Shape) -> None:
@@ -144,4 +183,4 @@ def _refuse_abort(delta: Delta) -> None:
     if delta.finish_reason == "abort":
         raise RequestError("The server shut down before the answer was complete.", status=503, code="draining")
     if delta.finish_reason == "timeout":
-        raise RequestError("The deadline passed.", status=408, code="deadline_exceeded")
+        raise deadline_passed()

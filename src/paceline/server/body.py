@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
 from paceline.errors import RequestError
+from paceline.sampling_params import LIMITS
 from paceline.server.protocol import decode_object
 
 _LABEL_LENGTH = 64
@@ -40,6 +42,29 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
     except ClientDisconnect:
         raise RequestError("The client went away.", status=400) from None
     return decode_object(b"".join(parts))
+
+
+def timeout_of(request: Request) -> float | None:
+    """Seconds that the client gives the whole request, by its header `X-Request-Timeout`; None: no limit.
+
+    Raises:
+        RequestError: no such number.
+    """
+    given = request.headers.get("x-request-timeout")
+    if given is None:
+        return None
+    limit = LIMITS["timeout"]
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not limit.low <= seconds <= limit.high:
+        raise RequestError(
+            f"X-Request-Timeout must be a number of seconds from {limit.low:g} to {limit.high:g}.",
+            code="out_of_range",
+            param="X-Request-Timeout",
+        )
+    return seconds
 
 
 def label_of(request: Request) -> str:

@@ -38,6 +38,11 @@ def as_request_error(error: BaseException) -> RequestError:
     return RequestError(f"Internal error {error_id}; the server's log explains it.", status=500, code="engine_error")
 
 
+def deadline_passed() -> RequestError:
+    """The answer to a request whose time was over before the client saw anything of it."""
+    return RequestError("The deadline passed.", status=408, code="deadline_exceeded")
+
+
 def error_body(error: RequestError) -> bytes:
     """The JSON object of an error."""
     return msgspec.json.encode(

@@ -8,21 +8,37 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from paceline.engine.choice import Choice, Delta
+from paceline.sampling_params import LIMITS
+from paceline.server.errors import deadline_passed
 from paceline.server.state import ServerState
+
+SHORTEST_TIMEOUT = LIMITS["timeout"].low
 
 Event = tuple[Choice, Delta, bool]  # the last says whether every choice has ended now
 
 
 class Generation:
-    """Runs the choices of one request. Closing :meth:`events` early aborts what is left in the engine."""
+    """Runs the choices of one request. Closing :meth:`events` early aborts what is left in the engine.
 
-    def __init__(self, state: ServerState, choices: list[Choice], priority: int, cache_salt: str) -> None:
+    Args:
+        deadline: when every choice has ended at the latest, in seconds of the performance counter.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        choices: list[Choice],
+        priority: int,
+        cache_salt: str,
+        deadline: float | None = None,
+    ) -> None:
         self.choices = choices
         self._state = state
         self._engine = state.require_ready().engine
         self._priority = priority
         self._cache_salt = cache_salt
         self._arrival = time.perf_counter()
+        self._deadline = deadline
 
     def events(self) -> AsyncGenerator[Event, None]:
         """New text and tokens, until every choice has ended.
@@ -43,6 +59,7 @@ class Generation:
             choice.sampling,
             priority=self._priority,
             cache_salt=self._cache_salt,
+            timeout=self._time_left(),
         )
         self._state.engine_ids.add(choice.request_id)
         try:
@@ -64,6 +81,14 @@ class Generation:
             self._state.engine_ids.discard(choice.request_id)
             if choice.finish_reason is None:
                 metrics.on_unfinished()
+
+    def _time_left(self) -> float | None:
+        if self._deadline is None:
+            return None
+        left = self._deadline - time.perf_counter()
+        if left < SHORTEST_TIMEOUT:
+            raise deadline_passed()
+        return left
 
     async def _merged(self) -> AsyncGenerator[Event, None]:
         queue: asyncio.Queue[Event | Exception] = asyncio.Queue()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,7 +12,7 @@ from paceline.engine.choice import Choice
 from paceline.errors import RequestError
 from paceline.server.access import user
 from paceline.server.answer import Answer, Sender, send_stream, send_whole
-from paceline.server.body import label_of, read_object
+from paceline.server.body import label_of, read_object, timeout_of
 from paceline.server.generation import Generation
 from paceline.server.logprobs import TokenNames
 from paceline.server.prompts import chat_prompt, completion_prompts
@@ -37,6 +39,8 @@ def add_openai_routes(app: FastAPI, state: ServerState) -> None:
 
 
 async def _answer(state: ServerState, request: Request, kind: type[Body], shape_kind: type[Shape]) -> Response:
+    arrival, timeout = time.perf_counter(), timeout_of(request)
+    deadline = None if timeout is None else arrival + timeout
     served = state.require_ready()
     body = parse(await read_object(request, state.config.max_request_bytes), kind, state.unknown_fields)
     check_model(body.model, served)
@@ -48,8 +52,11 @@ async def _answer(state: ServerState, request: Request, kind: type[Body], shape_
         served.engine.check_queue()  # before any work is spent on it
         choices = await _choices(body, served, shape.id, state.engine_config.max_num_queued_reqs)
         state.require_ready()  # reading and tokenizing took time
-        generation = Generation(state, choices, body.priority or 0, _cache_salt(request, body))
-        await (send_stream if body.stream else send_whole)(sender, generation, shape)
+        generation = Generation(state, choices, body.priority or 0, _cache_salt(request, body), deadline)
+        if body.stream:
+            await send_stream(sender, generation, shape, state.config.sse_keep_alive)
+        else:
+            await send_whole(sender, generation, shape)
 
     return Answer(state, shape.id, label_of(request), work)
 

@@ -66,7 +66,7 @@ def sampling_for(
         top_p=_first(request.top_p, defaults.top_p, 1.0),
         min_p=_first(request.min_p, defaults.min_p, 0.0),
         seed=secrets.randbits(63) if request.seed is None else request.seed,
-        max_tokens=_max_tokens(request, defaults),
+        max_tokens=_max_tokens(request, defaults, info.max_model_len - num_prompt_tokens),
         min_tokens=request.min_tokens or 0,
         stop=_stop(request),
         stop_token_ids=tuple(request.stop_token_ids or ()),
@@ -84,15 +84,19 @@ def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
 
 
-def _max_tokens(request: CommonRequest, defaults: SamplingDefaults) -> int | None:
-    """None: as many as the model's length allows."""
+def _max_tokens(request: CommonRequest, defaults: SamplingDefaults, room: int) -> int | None:
+    """None: as many as the model's length allows, which leaves `room` after the prompt.
+
+    What the client did not ask for is cut to the room; only what it did ask for can be too much.
+    """
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         return request.max_completion_tokens
     if request.max_tokens is not UNSET:
         return request.max_tokens
-    if defaults.max_tokens is not None:
-        return defaults.max_tokens
-    return None if isinstance(request, ChatRequest) else COMPLETION_MAX_TOKENS
+    default = defaults.max_tokens
+    if default is None and not isinstance(request, ChatRequest):
+        default = COMPLETION_MAX_TOKENS
+    return default if default is None or default <= room else None
 
 
 def _stop(request: CommonRequest) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     def finish(self, request_id: str, num_output_tokens: int) -> None: ...
