@@ -238,6 +238,7 @@ class CoreStats(msgspec.Struct, frozen=True, tag="stats"):
     stage_busy_seconds: list[float]
     stage_cpu_seconds: list[float]
     wall_seconds: float  # since the core was ready
+    num_deferred: int = 0  # of those that wait, the ones that wait for something other than seats and blocks
 
 
 FromCore = Outputs | CoreProgress | CoreReady | CoreFailed | CoreStats

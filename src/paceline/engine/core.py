@@ -301,4 +301,5 @@ class EngineCore:
             stage_busy_seconds=list(self._stage_busy),
             stage_cpu_seconds=list(self._stage_cpu),
             wall_seconds=self._clock() - self._started,
+            num_deferred=sum(request.status is RequestStatus.WAITING_FOR_GRAMMAR for request in scheduler.queue),
         )

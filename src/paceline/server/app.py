@@ -11,6 +11,7 @@ import paceline
 from paceline.errors import EngineDeadError, RequestError
 from paceline.server.access import HostGuard, Keys
 from paceline.server.errors import as_request_error, error_body, error_headers
+from paceline.server.http_metrics import HttpMetrics
 from paceline.server.openai_routes import add_openai_routes
 from paceline.server.page_routes import add_page_routes
 from paceline.server.service_routes import add_health_routes, add_model_routes
@@ -34,6 +35,7 @@ def build_app(state: ServerState) -> FastAPI:
         app.add_exception_handler(kind, _tell)
     app.add_exception_handler(HTTPException, _tell_http)
     app.add_middleware(HostGuard, host=state.config.host, allowed=state.config.allowed_hosts)
+    app.add_middleware(HttpMetrics, metrics=state.metrics)  # the outermost: it also sees what the guard refuses
     return app
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from paceline.messages import CoreStats
-
-_LABELS = ("model_name", "engine")
+from paceline.server.metric_table import TABLE, Kind
 
 
 class StatsSource(Protocol):
@@ -26,40 +25,42 @@ class CoreCollector(Collector):
     def __init__(self) -> None:
         self._labels: tuple[str, ...] = ()
         self._source: StatsSource | None = None
+        self._num_blocks = 0
 
-    def attach(self, labels: tuple[str, ...], source: StatsSource) -> None:
-        """Read from `source` from now on."""
+    def attach(self, labels: tuple[str, ...], source: StatsSource, num_blocks: int, num_stages: int) -> None:
+        """Read from `source` from now on; before its first report nothing has happened yet."""
         self._labels, self._source = labels, source
+        self._before = CoreStats(0, 0, 0, num_blocks, 0, 0, 0, 0, 0, [0.0] * num_stages, [0.0] * num_stages, 0.0)
 
     def collect(self) -> Iterator[Metric]:
-        """Gauges and counters of the core; zeros before its first report."""
+        """Gauges and counters of the core."""
         if self._source is None:
             return
-        stats = self._source.stats or CoreStats(0, 0, 0, 0, 0, 0, 0, 0, 0, [], [], 0.0)
-        used = stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0
-        yield self._gauge("vllm:num_requests_running", "Requests that are RUNNING.", stats.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait for a seat or blocks.", stats.num_waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Part of the KV cache in use; 1 is all of it.", used)
-        yield self._counter("vllm:num_preemptions", "Preemptions.", stats.num_preemptions)
-        yield self._counter("vllm:prefix_cache_queries", "Tokens looked up.", stats.prefix_cache_queries)
-        yield self._counter("vllm:prefix_cache_hits", "Tokens found.", stats.prefix_cache_hits)
-        yield self._counter("paceline:batches", "Batches made.", stats.num_batches)
-        yield self._gauge("paceline:microbatches_in_flight", "Batches in flight.", stats.num_batches_in_flight)
-        yield self._per_stage("paceline:stage_busy_seconds", "Time in which a stage worked.", stats.stage_busy_seconds)
-        yield self._per_stage("paceline:stage_cpu_seconds", "CPU time of a stage.", stats.stage_cpu_seconds)
+        stats = self._source.stats or self._before
+        waiting = {"capacity": stats.num_waiting - stats.num_deferred, "deferred": stats.num_deferred}
+        free = stats.num_blocks - stats.num_blocks_used
+        stages = range(len(self._before.stage_busy_seconds))
+        yield self._family("vllm:num_requests_running", {(): stats.num_running})
+        yield self._family("vllm:num_requests_waiting", {(): stats.num_waiting})
+        yield self._family("vllm:num_requests_waiting_by_reason", {(why,): count for why, count in waiting.items()})
+        yield self._family("vllm:kv_cache_usage_perc", {(): stats.num_blocks_used / stats.num_blocks})
+        yield self._family("vllm:num_preemptions", {(): stats.num_preemptions})
+        yield self._family("vllm:prefix_cache_queries", {(): stats.prefix_cache_queries})
+        yield self._family("vllm:prefix_cache_hits", {(): stats.prefix_cache_hits})
+        yield self._family("paceline:batches", {(): stats.num_batches})
+        yield self._family("paceline:microbatches_in_flight", {(): stats.num_batches_in_flight})
+        yield self._family("paceline:stage_busy_seconds", _by_stage(stats.stage_busy_seconds))
+        yield self._family("paceline:stage_cpu_seconds", _by_stage(stats.stage_cpu_seconds))
+        yield self._family("paceline:kv_blocks_free", {(str(stage),): free for stage in stages})
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(self._labels, value)
+    def _family(self, name: str, values: Mapping[tuple[str, ...], float]) -> Metric:
+        row = TABLE[name]
+        kind = CounterMetricFamily if row.kind is Kind.COUNTER else GaugeMetricFamily
+        family = kind(name, row.help, labels=row.all_labels)
+        for labels, value in values.items():
+            family.add_metric((*self._labels, *labels), value)
         return family
 
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
 
-    def _per_stage(self, name: str, text: str, values: list[float]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=(*_LABELS, "stage"))
-        for stage, value in enumerate(values):
-            family.add_metric((*self._labels, str(stage)), value)
-        return family
+def _by_stage(values: list[float]) -> dict[tuple[str, ...], float]:
+    return {(str(stage),): value for stage, value in enumerate(values)}

@@ -7,10 +7,8 @@ to ignore it would silently give a different answer than asked for.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-from prometheus_client import Counter
 
 from paceline.errors import RequestError
 
@@ -96,14 +94,14 @@ def _same(value: Any, neutral: Any) -> bool:
 class UnknownFields:
     """Notes fields that nobody knows: ignored, logged once per name, counted."""
 
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
+    def __init__(self, count: Callable[[], None]) -> None:
+        self._count = count
         self._seen: set[str] = set()
 
     def note(self, body: Mapping[str, Any], known: frozenset[str]) -> None:
         """Note every key of `body` that is not in `known`."""
         for name in body.keys() - known:
-            self._counter.inc()
+            self._count()
             if name not in self._seen and len(self._seen) < _MOST_NAMES_LOGGED:
                 self._seen.add(name)
                 logger.warning("request field %s is unknown and ignored (said once)", ascii(name[:64]))

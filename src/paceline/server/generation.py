@@ -68,7 +68,7 @@ class Generation:
                     delta = choice.push(output)
                     if delta.token_ids:
                         if not timer.first:
-                            metrics.on_prompt(len(choice.prompt_token_ids))
+                            metrics.on_prompt(len(choice.prompt_token_ids), choice.num_cached_tokens)
                         metrics.on_tokens(len(delta.token_ids), *timer.lap())
                     if choice.finish_reason is not None:
                         if not output.status:  # a stop string: the engine does not know yet

@@ -89,7 +89,7 @@ class ServerState:
     metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
-        self.unknown_fields = UnknownFields(self.metrics.unknown_fields)
+        self.unknown_fields = UnknownFields(self.metrics.on_unknown_field)
         self.active: dict[str, asyncio.Task[None]] = {}  # request id -> the task that answers it
         self.engine_ids: set[str] = set()  # what the engine is working on
         self._idle = asyncio.Event()
