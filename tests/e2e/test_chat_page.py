@@ -132,7 +132,7 @@ def test_the_key_is_asked_for_and_stays_in_the_browser(browser: Browser) -> None
         dialog = page.get_by_role("dialog")
         dialog.get_by_label("Key", exact=True).fill("wrong")
         page.keyboard.press("Enter")
-        expect(dialog).to_contain_text("not accepted")
+        expect(dialog).to_contain_text("missing or wrong")
         dialog.get_by_label("Key", exact=True).fill("secret")
         page.keyboard.press("Enter")
         expect(page.locator("#model-name")).to_have_text("m")

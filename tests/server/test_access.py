@@ -10,7 +10,7 @@ from paceline.server.access import PUBLIC, USER
 from tests.server.fakes import Site
 
 OPEN_PATHS = {"/health", "/health/ready", "/health/live", "/ping", "/version", "/metrics"}
-OPEN_PATHS |= {"/", "/pages/{name}"}  # nothing secret is in them
+OPEN_PATHS |= {"/", "/monitor", "/pages/{name}"}  # nothing secret is in them
 
 
 def test_every_route_declares_its_access_and_only_these_are_open() -> None:

@@ -20,7 +20,7 @@ def text_of(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", ["/", *(f"/pages/{name}" for name in SERVED)])
+@pytest.mark.parametrize("path", ["/", "/monitor", *(f"/pages/{name}" for name in SERVED)])
 async def test_a_page_is_served_under_the_strict_policy(path: str) -> None:
     reply = await Site().client.get(path)
     assert reply.status_code == 200
@@ -37,6 +37,7 @@ async def test_an_unchanged_page_is_not_sent_twice() -> None:
     tag = (await client.get("/")).headers["etag"]
     again = await client.get("/", headers={"if-none-match": tag})
     assert (again.status_code, again.content) == (304, b"")
+    assert (await client.get("/monitor", headers={"if-none-match": tag})).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The pages for people: a chat at `/`.
+"""The pages for people: a chat at `/`, the live pipeline at `/monitor`.
 
 Plain files that are read once, and nothing from elsewhere: a strict policy lets a browser load and call only this
 server, and run no script that is not one of the files. What the pages show is asked of the API with the reader's own key.
@@ -72,6 +72,11 @@ def add_page_routes(app: FastAPI) -> None:
     @public
     async def chat(request: Request) -> Response:
         return pages["chat.html"].answer(request)
+
+    @app.get("/monitor")
+    @public
+    async def monitor(request: Request) -> Response:
+        return pages["monitor.html"].answer(request)
 
     @app.get("/pages/{name}")
     @public

@@ -62,14 +62,14 @@ export async function call(path, { role = "user", method = "GET", body, headers 
     if (reply.ok) return reply;
     const error = await errorOf(reply);
     const wanted = reply.status === 401 || (role === "admin" && reply.status === 403 && key);
-    if (!wanted || !(await askForKey(role, Boolean(key)))) throw error;
+    if (!wanted || !(await askForKey(role, key ? error.message : ""))) throw error;
   }
 }
 
 let asking = null; // one dialog, however many calls wait for its key
 
-/** Ask for a key; true once one was given, false if the reader does not want to. */
-export function askForKey(role, wrong) {
+/** Ask for a key; `wrong` is what the server said of the last one. False if the reader does not want to give one. */
+function askForKey(role, wrong) {
   asking ??= new Promise((settle) => {
     const key = element("input", { type: "password", id: "key", autocomplete: "off", spellcheck: "false", required: true });
     const remember = element("input", { type: "checkbox", id: "remember-key" });
@@ -80,8 +80,8 @@ export function askForKey(role, wrong) {
       element(
         "form",
         { method: "dialog", class: "stack" },
-        element("h2", { id: "key-title", text: `This server wants an ${what}` }),
-        element("p", { class: "muted", text: wrong ? "The key that was sent is not accepted." : "It stays in this browser and is sent only to this server." }),
+        element("h2", { id: "key-title", text: `This page wants an ${what}` }),
+        element("p", { class: "muted", text: wrong || "It stays in this browser and is sent only to this server." }),
         element("label", { for: "key", text: "Key" }),
         key,
         element("label", { class: "check" }, remember, "Remember it in this browser"),

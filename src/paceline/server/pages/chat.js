@@ -46,6 +46,9 @@ function endOf(turn) {
   if (turn === turns.at(-1)) {
     buttons.append(element("button", { type: "button", class: "quiet", onclick: again }, icon("retry"), "Again"));
   }
+  if (answer.id) {
+    buttons.append(element("a", { class: "button quiet", href: `/monitor#request=${answer.id}` }, icon("lanes"), "In the pipeline"));
+  }
   nodes.push(buttons);
   return nodes;
 }
