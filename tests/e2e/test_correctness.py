@@ -83,34 +83,38 @@ class Case:
     at_once: int
     caching: bool
     few_blocks: bool
+    loop_back: bool
 
     @property
     def name(self) -> str:
         how = "streamed" if self.streamed else "whole"
         cache = "cache" if self.caching else "no-cache"
         blocks = "-few-blocks" if self.few_blocks else ""
-        return f"pp{self.stages}-{how}-{self.at_once}-at-once-{cache}{blocks}"
+        loop = "loop-back" if self.loop_back else "no-loop-back"
+        return f"pp{self.stages}-{how}-{self.at_once}-at-once-{cache}-{loop}{blocks}"
 
 
 ALL = [
-    Case(stages, streamed, at_once, caching, few)
+    Case(stages, streamed, at_once, caching, few, loop_back)
     for stages in (1, 2, 3)
     for streamed in (False, True)
     for at_once in (1, 16)
     for caching in (True, False)
     for few in (False, True)
+    for loop_back in (True, False)
     if not (few and at_once == 1)  # a request alone is never preempted
 ]
 # Every pair of values occurs in at least one of these.
 PAIRWISE = [
-    Case(1, False, 1, True, False),
-    Case(1, True, 16, False, True),
-    Case(2, True, 16, True, True),
-    Case(2, False, 16, False, True),
-    Case(2, True, 1, False, False),
-    Case(3, False, 16, True, True),
-    Case(3, True, 1, True, False),
-    Case(3, True, 16, False, False),
+    Case(1, False, 1, True, False, True),
+    Case(1, True, 16, False, True, True),
+    Case(1, True, 16, True, False, False),
+    Case(2, True, 16, True, True, True),
+    Case(2, False, 16, False, True, False),
+    Case(2, True, 1, False, False, True),
+    Case(3, False, 16, True, True, True),
+    Case(3, True, 1, True, False, False),
+    Case(3, True, 16, False, False, True),
 ]
 CASES = [pytest.param(c, id=c.name, marks=() if c in PAIRWISE else pytest.mark.full) for c in ALL]
 
@@ -159,6 +163,7 @@ async def test_greedy_tokens(case: Case, smollm2_gguf: Path, expected: list[Expe
     # Blocks of 8 tokens: 40 of them hold about four of these requests at full length.
     arguments = ["--pipeline-parallel-size", str(case.stages), "--max-model-len", "512", "--block-size", "8"]
     arguments += ["--num-blocks", "24" if case.few_blocks else "1024", "--max-num-batched-tokens", "64"]
+    arguments += ["--loop-back" if case.loop_back else "--no-loop-back"]
     arguments += ["--enable-prefix-caching" if case.caching else "--no-enable-prefix-caching"]
     with serve(str(smollm2_gguf), *arguments) as server:
         got = await ask_all(server.url, [e.prompt for e in expected], case.streamed, case.at_once)

@@ -92,6 +92,22 @@ async def test_one_engine_many_situations(folder: Path) -> None:
         assert (running.stats.num_blocks_used, running.num_unfinished) == (0, 0)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_an_aborted_request_leaves_no_token_to_the_next_one(folder: Path, stages: int) -> None:
+    """One seat and blocks for one request: each takes row and blocks of one whose next token is still on its way."""
+    prompts = [[5, 6, 7], [5, 6, 8, 9], [100], [5, 6, 7, 8, 1, 2, 3]]
+    options = {"max_num_seqs": 1, "num_blocks": 12, "enable_prefix_caching": False}
+    async with engine(folder, pipeline="inline", **options) as running:
+        expected = [tokens(await outputs(running, "alone", prompt)) for prompt in prompts]
+    async with engine(folder, pipeline_parallel_size=stages, loop_back=True, **options) as running:
+        for turn in range(4 * len(prompts)):
+            async with aclosing(running.generate(f"abort{turn}", [turn], sampling(max_tokens=30))) as stream:
+                for _ in range(1 + turn % 3):
+                    await anext(stream)
+            which = turn % len(prompts)
+            assert tokens(await outputs(running, f"next{turn}", prompts[which])) == expected[which]
+
+
 async def closing_a_stream_aborts_it(running: AsyncEngine) -> None:
     async with aclosing(running.generate("closed", [1, 2], sampling(max_tokens=100))) as stream:
         assert (await anext(stream)).status == ""

@@ -15,9 +15,10 @@ import zmq
 
 from paceline.errors import ConfigError, PipelineError
 from paceline.host import share_cores, usable_cores
-from paceline.messages import PLACEHOLDER, BatchResult, CoreProgress, Plan
+from paceline.messages import PLACEHOLDER, BatchResult, CoreProgress, NewRequest, Plan, Slice
 from paceline.pipeline import wire
 from paceline.pipeline.processes import ProcessPipeline
+from paceline.sampling_params import SamplingParams
 from tests.pipeline.tiny import LAYERS, MAX_LEN, NUM_BLOCKS, PlanMaker, engine_config, inline_pipeline, write_model
 from tests.processes import all_end, children_of
 
@@ -159,6 +160,88 @@ def test_stages_work_on_neighbouring_batches_at_the_same_time(folder: Path) -> N
         done = results(pipeline, plans)
     pairs = itertools.pairwise(done)
     assert any(later.times[0].started < earlier.times[1].finished for earlier, later in pairs)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("successor", [(0, 1), (7, 0)], ids=["same number", "other number"])
+def test_a_late_token_does_not_enter_the_next_request_in_its_row(
+    folder: Path, number: int, successor: tuple[int, int]
+) -> None:
+    """While a token is on its way its request is released, and another gets its row, its blocks and its positions."""
+    request, generation = successor
+
+    def new(number: int, generation: int) -> NewRequest:
+        return NewRequest(number, generation, 5, SamplingParams(temperature=0.0, logprobs=3), ())
+
+    def alone(token: int) -> list[Plan]:
+        first = Slice(request, generation, 0, [9, 8, 7, 6, 5], True, 0, [0, 1])
+        return [
+            Plan(0, 0, [first], [new(request, generation)], []),
+            Plan(0, 1, [Slice(request, generation, 5, [token], True, 2, [])], [], []),
+        ]
+
+    stale = Plan(0, 0, [Slice(0, 0, 0, [1, 2, 3, 4, 5], True, 0, [0, 1])], [new(0, 0)], [])
+    reused = [
+        stale,
+        Plan(0, 1, alone(0)[0].slices, [new(request, generation)], [0]),
+        Plan(0, 2, alone(PLACEHOLDER)[1].slices, [], []),
+    ]
+    first = results(inline_pipeline(folder, RANGES[1]), alone(0))[0].tokens[0]
+    expected = [result.tokens for result in results(inline_pipeline(folder, RANGES[1]), alone(first.token_id))]
+    with stages(folder, number, loop_back=True) as pipeline:
+        load(pipeline)
+        os.kill(pipeline._children[-1].pid, signal.SIGSTOP)  # the first token is late
+        for plan in reused[: pipeline.depth]:
+            pipeline.submit(plan)
+        os.kill(pipeline._children[-1].pid, signal.SIGCONT)
+        done = [next_result(pipeline)]
+        for plan in reused[pipeline.depth :]:
+            pipeline.submit(plan)
+        done += [next_result(pipeline), next_result(pipeline)]
+    assert done[0].tokens[0].token_id != first.token_id, "else nothing would show"
+    assert [result.tokens for result in done[1:]] == expected
+
+
+def waiting_plans() -> list[Plan]:
+    """The third needs a token that no batch samples."""
+    maker = PlanMaker()
+    return [
+        maker.plan([(0, [1, 2, 3], True), (5, [4], False)]),
+        maker.plan([(1, [4, 5], True)]),
+        maker.plan([(0, [PLACEHOLDER], True), (5, [PLACEHOLDER], True)]),
+    ]
+
+
+def test_a_batch_that_waits_for_a_token_holds_up_none_before_it(folder: Path) -> None:
+    with stages(folder, 2, loop_back=True) as pipeline:
+        load(pipeline)
+        for plan in waiting_plans():
+            pipeline.submit(plan)
+        assert [next_result(pipeline).batch, next_result(pipeline).batch] == [0, 1]
+        pipeline.wait(0.05)
+        assert pipeline.collect() is None
+        # Closing must end the stage that waits, too; leaving the block checks it.
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_while_a_batch_waits_for_a_token_is_noticed(folder: Path, victim: int) -> None:
+    with stages(folder, 2, loop_back=True) as pipeline:
+        load(pipeline)
+        for plan in waiting_plans():
+            pipeline.submit(plan)
+        pipeline._children[victim].kill()
+        with pytest.raises(PipelineError, match=rf"stage {victim} was killed by signal 9"):
+            [next_result(pipeline) for _ in range(3)]
+
+
+def test_a_token_message_that_cannot_be_read_ends_the_pipeline(folder: Path) -> None:
+    with stages(folder, 2, loop_back=True) as pipeline:
+        intruder = wire.make_socket(pipeline._mail.context, zmq.PUSH)
+        intruder.connect(pipeline._folder.address("tokens"))  # nobody else can: the folder is private, and soon gone
+        load(pipeline)
+        intruder.send(b"nonsense")
+        with pytest.raises(PipelineError, match="stage 0 failed: a damaged loop-back message"):
+            next_result(pipeline)
 
 
 KILLED = r"stage 1 was killed by signal 9 \(SIGKILL\)"
