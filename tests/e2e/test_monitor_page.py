@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.e2e.browser import browser, fits, least_contrast, visit
-from tests.e2e.fake_monitor import REQUESTS, FakeMonitor
+from tests.server.fake_monitor import REQUESTS, FakeMonitor
 from tests.server.running import Running
 
 __all__ = ["browser"]  # a fixture

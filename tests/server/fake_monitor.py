@@ -7,6 +7,7 @@ import json
 import queue
 import time
 from collections.abc import AsyncIterator
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -25,13 +26,14 @@ REQUESTS = [
 Event = tuple[float, str, Any]  # when it is told, key of the frame, item
 
 
+@cache
 def story(stages: int) -> list[Event]:
-    """Some minutes of a pipeline with two batches in flight: prompts in chunks, then decodes; idle causes in turn."""
+    """About 80 s of a pipeline with two batches in flight: prompts in chunks, then decodes; idle causes in turn."""
     events: list[Event] = []
     free = [0.0] * stages
     done = [0.0, 0.0]
     causes = ("starved", "tokens_in_flight", "core", "link", "blocks", "pace", "startup", "unattributed")
-    for batch in range(80 * 50):
+    for batch in range(1600):
         made = max(free[0], done[batch % 2])
         kind = ("prefill", "decode", "decode", "mixed", "decode")[batch % 5]
         tokens = {"prefill": 64, "decode": 1, "mixed": 32}[kind]
