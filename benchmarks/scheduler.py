@@ -1,8 +1,8 @@
 """What the engine core costs per batch: schedule + update, without any model or process.
 
-python benchmarks/scheduler.py [--requests 256] [--depth 2] [--batches 2000] [--seen 20000]
+python benchmarks/scheduler.py [--requests 256] [--stages 2] [--loop-back] [--batches 2000] [--seen 20000]
 
-Prints microseconds per batch for that many running decodes, in one batch and spread evenly over the depth, at first and
+Prints microseconds of CPU per batch for that many running decodes, in one batch and spread evenly over the depth, at first and
 after many other requests have come and gone.
 """
 
@@ -39,21 +39,22 @@ class Instant:
         return self._ready.popleft() if self._ready else None
 
     def wait(self, timeout: float | None) -> None:
-        start = time.perf_counter()
+        start = time.thread_time()
         if self._plans:
             plan = self._plans.popleft()
             tokens = [SampledToken(s.request, s.generation, 7) for s in plan.slices if s.samples]
             self._ready.append(BatchResult(plan.epoch, plan.batch, tokens, []))
-        self.own_seconds += time.perf_counter() - start
+        self.own_seconds += time.thread_time() - start
 
     def close(self) -> None:
         pass
 
 
-def engine(depth: int, requests: int) -> tuple[EngineCore, Instant]:
-    pipeline = Instant(depth)
+def engine(stages: int, requests: int, *, loop_back: bool) -> tuple[EngineCore, Instant]:
+    pipeline = Instant(stages + loop_back)
     options = SchedulerOptions(
-        stages=depth,
+        stages=stages,
+        loop_back=loop_back,
         max_num_seqs=requests,
         max_num_batched_tokens=8192,
         num_blocks=1_000_000,
@@ -74,13 +75,13 @@ def add(pipeline: Instant, count: int, prompt: int, output: int | None, tag: str
 
 
 def microseconds(core: EngineCore, pipeline: Instant, batches: int) -> tuple[float, float]:
-    """Microseconds per batch without the stand-in pipeline's own, and decodes per batch."""
+    """Microseconds of CPU per batch without the stand-in pipeline's own, and decodes per batch."""
     own, made = pipeline.own_seconds, core.scheduler.num_batches
     tokens = sum(r.num_output_tokens for r in core.requests.values())
-    start = time.perf_counter()
+    start = time.thread_time()
     while core.scheduler.num_batches < made + batches:
         core.step()
-    took = time.perf_counter() - start - (pipeline.own_seconds - own)
+    took = time.thread_time() - start - (pipeline.own_seconds - own)
     count = core.scheduler.num_batches - made
     return took / count * 1e6, (sum(r.num_output_tokens for r in core.requests.values()) - tokens) / count
 
@@ -88,13 +89,14 @@ def microseconds(core: EngineCore, pipeline: Instant, batches: int) -> tuple[flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--loop-back", action="store_true")
     parser.add_argument("--batches", type=int, default=2000)
     parser.add_argument("--seen", type=int, default=20000)
     args = parser.parse_args()
     for spread in (False, True):
-        core, pipeline = engine(args.depth, args.requests)
-        waves = args.depth if spread else 1
+        core, pipeline = engine(args.stages, args.requests, loop_back=args.loop_back)
+        waves = args.stages if spread else 1
         for wave in range(waves):
             add(pipeline, args.requests // waves, 32, None, f"wave{wave}-")
             core.step()
@@ -106,7 +108,7 @@ def main() -> None:
                 for request in list(other.requests.values())[: args.requests // 8]:
                     request.max_total_tokens = len(request.token_ids) + 2
                 add(other_pipeline, args.requests // 8, 32, None, f"{moment}{i}-")
-                for _ in range(4 * args.depth):
+                for _ in range(4 * args.stages):
                     other.step()
 
 
