@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from paceline.kernels import Linear
+from paceline.kernels import TorchLinear
 
 SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
 REPEATS = 7
@@ -42,14 +42,14 @@ def main() -> None:
     for rows in (1, 2, 4, 8, 16, 32, 64, 256):
         cells = []
         for matrices in (weights, head):
-            packed = [Linear(weight) for weight in matrices]
+            packed = [TorchLinear(weight) for weight in matrices]
             inputs = {columns: torch.randn(rows, columns) for columns in (576, 1536)}
 
             def plain(matrices: list[torch.Tensor] = matrices, inputs: dict[int, torch.Tensor] = inputs) -> None:
                 for weight in matrices:
                     functional.linear(inputs[weight.shape[1]], weight)
 
-            def prepacked(packed: list[Linear] = packed, inputs: dict[int, torch.Tensor] = inputs) -> None:
+            def prepacked(packed: list[TorchLinear] = packed, inputs: dict[int, torch.Tensor] = inputs) -> None:
                 for product in packed:
                     product(inputs[product.in_features])
 

@@ -12,7 +12,7 @@ const paceline::Kernels *chosen = &paceline::scalar::kernels;
 }  // namespace
 
 // Changes with the layout of the argument structs, so that an older build beside newer Python code is noticed.
-EXPORT int32_t paceline_interface() { return 2; }
+EXPORT int32_t paceline_interface() { return 3; }
 
 // 0 scalar, 1 AVX2 + FMA + F16C, 2 AVX-512: the best that this processor and build can run.
 EXPORT int32_t paceline_best_path() {
@@ -56,4 +56,19 @@ EXPORT int32_t paceline_rotate_and_store(const paceline::RotateArgs *args) {
 EXPORT int32_t paceline_attention(const paceline::AttentionArgs *args) {
     const paceline::Status status = paceline::check(*args);
     return status == paceline::OK ? chosen->attention(*args) : status;
+}
+
+// How many bytes a packed matrix takes; -1 when the format is unknown or its blocks do not fit the columns.
+EXPORT int64_t paceline_packed_bytes(int32_t format, int64_t rows, int64_t columns) {
+    return chosen->packed->bytes(format, rows, columns);
+}
+
+EXPORT void paceline_pack(const paceline::PackArgs *args) { chosen->packed->pack(*args); }
+
+EXPORT int32_t paceline_packed_product(const paceline::PackedArgs *args) { return chosen->packed->product(*args); }
+
+EXPORT int32_t paceline_unpack(const paceline::UnpackArgs *args) {
+    const paceline::Status status = paceline::check(*args);
+    if (status == paceline::OK) chosen->packed->unpack(*args);
+    return status;
 }

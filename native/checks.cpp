@@ -25,4 +25,10 @@ Status check(const AttentionArgs &a) {
     return OK;
 }
 
+Status check(const UnpackArgs &a) {
+    for (int64_t i = 0; i < a.count; ++i)
+        if (a.rows[i] < 0 || a.rows[i] >= a.outputs) return BAD_ROW;
+    return OK;
+}
+
 }  // namespace paceline

@@ -56,6 +56,37 @@ struct AttentionArgs {
     float scale, soft_cap;    // soft_cap 0: none
 };
 
+// How a matrix of weights is stored; packed_formats.hpp says what each means. The numbers are those of kernels/packed.py.
+enum Format : int32_t {
+    FORMAT_F32, FORMAT_F16, FORMAT_BF16, FORMAT_Q4_0, FORMAT_Q4_1, FORMAT_Q5_0, FORMAT_Q5_1, FORMAT_Q8_0,
+    FORMAT_Q4_K, FORMAT_Q5_K, FORMAT_Q6_K, FORMATS
+};
+
+struct PackedArgs {
+    const float *x;      // [rows, columns]
+    const void *weight;  // packed [outputs, columns]
+    const float *bias;   // [outputs], or null
+    float *out;          // [rows, outputs]
+    int64_t rows, columns, outputs;
+    int64_t x_stride, out_stride;  // elements from row to row
+    int32_t format;
+};
+
+struct PackArgs {
+    const void *raw;  // [rows, columns] in the format's blocks as GGUF files have them, or plain floats
+    void *out;        // packed_bytes(format, rows, columns)
+    int64_t rows, columns;
+    int32_t format;
+};
+
+struct UnpackArgs {
+    const void *weight;   // packed [outputs, columns]
+    const int64_t *rows;  // [count]: which rows of it
+    float *out;           // [count, columns]
+    int64_t count, columns, outputs;
+    int32_t format;
+};
+
 // What an exported function returns; native.py has a text for each.
 enum Status : int32_t {
     OK = 0,
@@ -65,21 +96,31 @@ enum Status : int32_t {
     BAD_QUERY_STARTS = 4,
     BAD_CONTEXT_LENGTH = 5,
     BAD_BLOCK = 6,
+    BAD_ROW = 7,
 };
 
 // Whether every number that the kernels use as an index lies inside its tensor. Costs a look at each.
 Status check(const RotateArgs &);
 Status check(const AttentionArgs &);
+Status check(const UnpackArgs &);
+
+struct PackedKernels {
+    int64_t (*bytes)(int32_t format, int64_t rows, int64_t columns);  // -1: no such format, or columns cut a block
+    Status (*product)(const PackedArgs &);
+    void (*pack)(const PackArgs &);
+    void (*unpack)(const UnpackArgs &);
+};
 
 struct Kernels {
     void (*norm)(const NormArgs &);
     void (*silu_mul)(const SiluArgs &);
     void (*rotate_and_store)(const RotateArgs &);
     Status (*attention)(const AttentionArgs &);
+    const PackedKernels *packed;
 };
 
-namespace scalar { extern const Kernels kernels; }
-namespace avx2 { extern const Kernels kernels; }
-namespace avx512 { extern const Kernels kernels; }
+namespace scalar { extern const Kernels kernels; extern const PackedKernels packed_kernels; }
+namespace avx2 { extern const Kernels kernels; extern const PackedKernels packed_kernels; }
+namespace avx512 { extern const Kernels kernels; extern const PackedKernels packed_kernels; }
 
 }  // namespace paceline

@@ -15,7 +15,7 @@ Status attention(const AttentionArgs &a) {
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {norm, silu_mul, rotate_and_store, attention};
+const Kernels kernels = {norm, silu_mul, rotate_and_store, attention, &packed_kernels};
 
 }  // namespace PACELINE_PATH
 }  // namespace paceline

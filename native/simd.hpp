@@ -12,6 +12,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define MEMBER inline __attribute__((always_inline))
 
 namespace paceline {
 namespace PACELINE_PATH {
@@ -42,7 +43,15 @@ INLINE To bits_as(From from) {
     return to;
 }
 
-INLINE V splat(float x) { return V{} + x; }
+INLINE V splat(float x) {
+#if defined(__AVX512F__)
+    return (V)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+    return (V)_mm256_set1_ps(x);
+#else
+    return V{x, x, x, x};
+#endif
+}
 
 INLINE V fma(V a, V b, V c) {
 #if defined(__AVX512F__)

@@ -61,6 +61,18 @@ class EngineConfig:
         "Type of weights and activations; auto: the fastest here.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    quantization: str = option(
+        "auto",
+        MODEL,
+        "Type of the weight matrices; auto: what the files hold; none: floats. Others are made while loading.",
+        choices=("auto", "none", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
+    )
+    linear_backend: str = option(
+        "auto",
+        MODEL,
+        "Matrix products; packed: weights stay in their blocks (float32 on a CPU); torch: as tensors of --dtype.",
+        choices=("auto", "packed", "torch"),
+    )
     seed: int = option(0, MODEL, "Seed of random weights (--load-format dummy).", low=0, high=2**63 - 1)
     max_model_len: int | None = option(
         None, MODEL, "Most tokens of prompt and output together. Not given: the model's limit.", low=2
@@ -139,6 +151,9 @@ class EngineConfig:
         check_all(self)
         if self.pacing != "greedy":
             raise ConfigError("pacing", self.pacing, "is not available yet", "Use --pacing greedy.")
+        if self.linear_backend == "packed" and (self.device != "cpu" or self.dtype not in ("auto", "float32")):
+            problem = f"computes in float32 on a CPU, and --device is {self.device}, --dtype {self.dtype}"
+            raise ConfigError("linear_backend", "packed", problem, "Use --linear-backend auto.")
         if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(
                 "num_blocks",

@@ -135,6 +135,9 @@ def test_a_stage_takes_only_its_own_tensors(tmp_path: Path) -> None:
             self.spec = checkpoint.spec
             self.shapes = checkpoint.shapes
 
+        def stored(self, name: str) -> None:
+            return None
+
         def tensor(self, name: str) -> torch.Tensor:
             taken[-1].append(name)
             return checkpoint.tensor(name)

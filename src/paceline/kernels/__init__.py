@@ -13,10 +13,24 @@ import torch
 from torch import Tensor
 
 from paceline.kernels import reference
-from paceline.kernels.linear import Linear
+from paceline.kernels.linear import Embedding, Linear, PackedLinear, TorchLinear, shares_weight
 from paceline.kernels.native import NativeKernels
+from paceline.kernels.packed import PackedMatrix
 
-__all__ = ["Linear", "add_rms_norm", "paged_attention", "path", "rms_norm", "rotate_and_store", "silu_mul"]
+__all__ = [
+    "Embedding",
+    "Linear",
+    "PackedLinear",
+    "PackedMatrix",
+    "TorchLinear",
+    "add_rms_norm",
+    "paged_attention",
+    "path",
+    "rms_norm",
+    "rotate_and_store",
+    "shares_weight",
+    "silu_mul",
+]
 
 
 @cache

@@ -20,8 +20,9 @@ PROBLEMS = {
     4: "query_starts: must rise from 0 to at most the number of rows",
     5: "context_lens: shorter than the sequence's rows, or longer than its block table",
     6: "block_tables: a block number outside of k_cache",
+    7: "rows: outside of the packed matrix",
 }
-_INTERFACE = 2  # the layout of the structs below; native/api.cpp has the same number
+_INTERFACE = 3  # the layout of the structs below; native/api.cpp has the same number
 _LIBRARY = "_native.so"
 
 
@@ -70,6 +71,24 @@ class AttentionArgs(ctypes.Structure):
     )
 
 
+class PackedArgs(ctypes.Structure):
+    """Arguments of ``paceline_packed_product``; native/kernels.hpp says what each means."""
+
+    _fields_ = _fields("x weight bias out", "rows columns outputs x_stride out_stride", [("format", ctypes.c_int32)])
+
+
+class PackArgs(ctypes.Structure):
+    """Arguments of ``paceline_pack``; native/kernels.hpp says what each means."""
+
+    _fields_ = _fields("raw out", "rows columns", [("format", ctypes.c_int32)])
+
+
+class UnpackArgs(ctypes.Structure):
+    """Arguments of ``paceline_unpack``; native/kernels.hpp says what each means."""
+
+    _fields_ = _fields("weight rows out", "count columns outputs", [("format", ctypes.c_int32)])
+
+
 def load_library() -> tuple[ctypes.CDLL, str]:
     """The library with its path chosen, and that path's name.
 
@@ -96,6 +115,8 @@ def _open(wanted: str) -> ctypes.CDLL:
     library = ctypes.CDLL(str(file))
     if not hasattr(library, "paceline_interface") or library.paceline_interface() != _INTERFACE:
         raise ConfigError("PACELINE_KERNELS", wanted, f"{file} was built from other sources than this code", advice)
+    library.paceline_packed_bytes.restype = ctypes.c_int64
+    library.paceline_packed_bytes.argtypes = [ctypes.c_int32, ctypes.c_int64, ctypes.c_int64]
     return library
 
 

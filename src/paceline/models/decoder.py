@@ -7,75 +7,32 @@ row of the same batch wrote.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline import kernels
-from paceline.kernels import Linear
+from paceline.kernels import Linear, shares_weight
 from paceline.models.inputs import BatchInputs
+from paceline.models.loader import Loader, Progress, WeightSource
 from paceline.models.rotary import cos_sin_tables
 from paceline.models.spec import EMBEDDING, FINAL_NORM, HEAD, ModelSpec, stage_tensors
-
-Progress = Callable[[float, str], None]
-
-
-class WeightSource(Protocol):
-    """Where tensors come from, by their Hugging Face names; every checkpoint of `paceline.weights` is one."""
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor there is."""
-
-    def tensor(self, name: str) -> Tensor:
-        """One tensor, of any float type."""
-
-
-class _Loader:
-    """Takes a stage's tensors from a checkpoint, in its type, on its device, with progress."""
-
-    def __init__(
-        self, source: WeightSource, dtype: torch.dtype, device: torch.device, total: int, progress: Progress
-    ) -> None:
-        self.source = source
-        self.dtype = dtype
-        self.device = device
-        self._held = source.shapes()
-        self._total = max(total, 1)
-        self._done = 0
-        self._progress = progress
-
-    def take(self, name: str) -> Tensor:
-        tensor = self.source.tensor(name).to(device=self.device, dtype=self.dtype)
-        self._done += 1
-        self._progress(min(1.0, self._done / self._total), name)
-        return tensor
-
-    def linear(self, *names: str) -> Linear:
-        """One product for several weights of the same input, in this order of its outputs."""
-        has_bias = f"{names[0]}.bias" in self._held
-        return Linear(self._joined(names, "weight"), self._joined(names, "bias") if has_bias else None)
-
-    def _joined(self, names: tuple[str, ...], kind: str) -> Tensor:
-        """The tensors one below the other; a single one as it is."""
-        parts = [self.take(f"{name}.{kind}") for name in names]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class _Layer:
     """The weights of one layer."""
 
-    def __init__(self, loader: _Loader, layer: int) -> None:
+    def __init__(self, loader: Loader, layer: int) -> None:
         prefix = f"model.layers.{layer}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         self.input_norm = loader.take(f"{prefix}.input_layernorm.weight")
-        self.qkv = loader.linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
-        self.output = loader.linear(f"{attention}.o_proj")
+        self.qkv = loader.linear(
+            f"{attention}.q_proj.weight", f"{attention}.k_proj.weight", f"{attention}.v_proj.weight"
+        )
+        self.output = loader.linear(f"{attention}.o_proj.weight")
         self.mlp_norm = loader.take(f"{prefix}.post_attention_layernorm.weight")
-        self.gate_up = loader.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        self.down = loader.linear(f"{mlp}.down_proj")
+        self.gate_up = loader.linear(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight")
+        self.down = loader.linear(f"{mlp}.down_proj.weight")
 
     @property
     def nbytes(self) -> int:
@@ -85,6 +42,9 @@ class _Layer:
 
 class StageModel:
     """Layers [first, last) of a model, with the embedding if first is 0 and norm and head if last is the end.
+
+    Args:
+        packed: keep matrices in the blocks of their file (float32 activations on a CPU only).
 
     Attributes:
         weight_bytes: what its weights take.
@@ -104,6 +64,7 @@ class StageModel:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         max_position: int | None = None,
+        packed: bool = False,
         progress: Progress = lambda done, what: None,
     ) -> None:
         self.spec = spec
@@ -112,24 +73,28 @@ class StageModel:
         self.dtype = dtype
         self.device = torch.device(device)
         self.max_position = max_position or spec.max_position
-        loader = _Loader(source, dtype, self.device, len(stage_tensors(spec, first, last)), progress)
-        self.embedding = loader.take(EMBEDDING) if self.is_first else None
+        total = len(stage_tensors(spec, first, last))
+        loader = Loader(source, dtype, self.device, total, packed=packed, progress=progress)
+        self.embedding = loader.embedding(EMBEDDING) if self.is_first else None
         self.layers = [_Layer(loader, layer) for layer in range(first, last)]
         self.final_norm = loader.take(FINAL_NORM) if self.is_last else None
-        self.head = Linear(self._head_weight(loader)) if self.is_last else None
+        self.head = self._load_head(loader) if self.is_last else None
         cos, sin = cos_sin_tables(spec.rope, self.max_position, spec.max_position)
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
         self._caches: list[tuple[Tensor, Tensor]] = []
 
-    def _head_weight(self, loader: _Loader) -> Tensor:
+    def _load_head(self, loader: Loader) -> Linear:
         if not self.spec.tie_embeddings:
-            return loader.take(HEAD)
-        return loader.take(EMBEDDING) if self.embedding is None else self.embedding
+            return loader.linear(HEAD)
+        return loader.linear(EMBEDDING) if self.embedding is None else loader.tied(self.embedding)
 
     @property
     def weight_bytes(self) -> int:
-        own = [t.nbytes for t in (self.embedding, self.final_norm) if t is not None]
-        return sum(layer.nbytes for layer in self.layers) + sum(own) + (self.head.nbytes if self.head else 0)
+        """A head tied to this stage's own embedding counts once, unless torch keeps it in a layout of its own."""
+        own = [part.nbytes for part in (self.embedding, self.final_norm) if part is not None]
+        if self.head is not None and not (self.embedding is not None and shares_weight(self.head, self.embedding)):
+            own.append(self.head.nbytes)
+        return sum(layer.nbytes for layer in self.layers) + sum(own)
 
     def cache_bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
         """What one KV block takes over all layers of this stage."""
@@ -153,7 +118,7 @@ class StageModel:
         Returns:
             [T, H] for the next stage; from the last stage float32 logits [R, V] of `batch.sample_rows`.
         """
-        residual = hidden if self.embedding is None else self.embedding[batch.token_ids]
+        residual = hidden if self.embedding is None else self.embedding(batch.token_ids)
         assert residual is not None, "a stage that is not the first needs hidden states"
         delta = None  # what the layer before has yet to add to the residual
         for i, (layer, cache) in enumerate(zip(self.layers, self._caches, strict=True)):

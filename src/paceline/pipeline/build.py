@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
+from paceline.weights.quantize import quantized
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,16 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def open_model(config: EngineConfig, path: Path) -> Checkpoint:
-    return open_checkpoint(path, config.load_format, config.seed)
+    return quantized(open_checkpoint(path, config.load_format, config.seed), config.quantization)
+
+
+def packs_weights(config: EngineConfig) -> bool:
+    """Whether matrices stay in their blocks: by default wherever the native kernels compute in float32."""
+    from paceline import kernels
+
+    if config.linear_backend != "auto":
+        return config.linear_backend == "packed"
+    return config.device == "cpu" and resolved_dtype(config) == "float32" and kernels.path() != "torch"
 
 
 def now_and_then(report: Callable[[float], None]) -> Callable[[float, str], None]:
@@ -85,6 +95,7 @@ def load_stage(
         dtype=torch_dtype(resolved_dtype(config)),
         device=config.device,
         max_position=max_model_len,
+        packed=packs_weights(config),
         progress=progress,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.errors import ConfigError, ModelError
 from paceline.models.architectures import spec_from_hf_config
 from paceline.models.spec import ModelSpec, stage_tensors
+from paceline.weights.stored import StoredMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,9 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor as float32, or in its own 16-bit or 32-bit float type."""
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        """A matrix in the blocks of its file; None where :meth:`tensor` gives all there is."""
 
 
 def open_checkpoint(path: Path, load_format: str = "auto", seed: int = 0) -> Checkpoint:

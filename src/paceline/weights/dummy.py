@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from paceline.models.spec import ModelSpec, stage_tensors
+from paceline.weights.stored import StoredMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,9 @@ class DummyCheckpoint:
         for dimension in self._shapes[name]:
             size *= dimension
         return size
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        return None
 
     def tensor(self, name: str) -> torch.Tensor:
         import torch

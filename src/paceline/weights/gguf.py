@@ -13,12 +13,14 @@ from paceline.errors import ModelError
 from paceline.models.architectures import GGUF_PAIRS_NEIGHBOURS, gguf_names, spec_from_gguf
 from paceline.models.spec import ModelSpec
 from paceline.weights.gguf_header import GGUFTensor, read_gguf_header
+from paceline.weights.stored import Bytes, StoredMatrix
 
 if TYPE_CHECKING:
     import torch
 
 ROPE_FACTORS = "rope_freqs.weight"
 _MAX_ROPE_FACTORS = 1 << 14
+Order = np.ndarray[Any, np.dtype[np.int64]]
 CHUNK_ELEMENTS = 1 << 22  # dequantised at a time, so that the temporary arrays stay small
 
 _PLAIN: dict[GGMLQuantizationType, np.dtype[Any]] = {
@@ -56,14 +58,27 @@ class GGUFCheckpoint:
     def tensor(self, name: str) -> torch.Tensor:
         import torch
 
-        values = torch.from_numpy(dequantised(self.path, self._file, self._tensors[name]))
+        values = dequantised(self.path, self._file, self._tensors[name])
+        order = self._row_order(name)
+        return torch.from_numpy(values if order is None else values[order])
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        tensor = self._tensors[name]
+        if len(tensor.shape) != 2:
+            return None
+        rows = raw_bytes(self.path, self._file, tensor).reshape(tensor.shape[0], -1)
+        order = self._row_order(name)
+        return StoredMatrix(tensor.type.name, rows if order is None else rows[order], tensor.shape[1])
+
+    def _row_order(self, name: str) -> Order | None:
+        """Which row of the file is each row of query and key weights, where the file has another order."""
         if self.spec.architecture not in GGUF_PAIRS_NEIGHBOURS:
-            return values
+            return None
         if name.endswith(("q_proj.weight", "q_proj.bias")):
-            return _in_halves(values, self.spec.num_heads, self.spec.rope.rotary_dim)
+            return _in_halves(self.spec.num_heads, self.spec.head_dim, self.spec.rope.rotary_dim)
         if name.endswith(("k_proj.weight", "k_proj.bias")):
-            return _in_halves(values, self.spec.num_kv_heads, self.spec.rope.rotary_dim)
-        return values
+            return _in_halves(self.spec.num_kv_heads, self.spec.head_dim, self.spec.rope.rotary_dim)
+        return None
 
     def _rope_factors(self, tensor: GGUFTensor | None) -> tuple[float, ...]:
         if tensor is None:
@@ -73,15 +88,24 @@ class GGUFCheckpoint:
         return tuple(dequantised(self.path, self._file, tensor).tolist())
 
 
-def dequantised(path: Path, data: np.ndarray[Any, Any], tensor: GGUFTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A tensor of the file, mapped as `data`, as float32, made a few rows at a time.
+def raw_bytes(path: Path, data: np.ndarray[Any, Any], tensor: GGUFTensor) -> Bytes:
+    """The tensor's own bytes in the mapped file.
 
     Raises:
         ModelError: the file has lost its end since its header was checked.
     """
     if path.stat().st_size < tensor.offset + tensor.nbytes:
         raise ModelError(f"{path}: became shorter while it was read")
-    raw = data[tensor.offset : tensor.offset + tensor.nbytes]
+    return data[tensor.offset : tensor.offset + tensor.nbytes]
+
+
+def dequantised(path: Path, data: np.ndarray[Any, Any], tensor: GGUFTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A tensor of the file, mapped as `data`, as float32, made a few rows at a time.
+
+    Raises:
+        ModelError: the file has lost its end since its header was checked.
+    """
+    raw = raw_bytes(path, data, tensor)
     if tensor.type in _PLAIN:
         plain: np.ndarray[Any, np.dtype[np.float32]] = raw.view(_PLAIN[tensor.type]).astype(np.float32)
         return plain.reshape(tensor.shape)
@@ -108,17 +132,15 @@ def _is_split(metadata: dict[str, Any]) -> bool:
     return isinstance(count, int) and count > 1
 
 
-def _in_halves(values: torch.Tensor, num_heads: int, rotary_dim: int) -> torch.Tensor:
-    """Undo GGUF's order of query and key rows.
+def _in_halves(num_heads: int, head_dim: int, rotary_dim: int) -> Order:
+    """The row of the file for each query or key row.
 
     Llama files in GGUF pair neighbours (0,1), (2,3) … in the rotation; the decoder pairs element i with i + R/2.
     """
-    heads = values.reshape(num_heads, -1, *values.shape[1:])
-    turning = heads[:, :rotary_dim]
-    turning = turning.reshape(num_heads, rotary_dim // 2, 2, *values.shape[1:]).transpose(1, 2)
-    out = heads.clone()
-    out[:, :rotary_dim] = turning.reshape(num_heads, rotary_dim, *values.shape[1:])
-    return out.reshape(values.shape)
+    order = np.arange(num_heads * head_dim).reshape(num_heads, head_dim)
+    turning = order[:, :rotary_dim].reshape(num_heads, rotary_dim // 2, 2)
+    order[:, :rotary_dim] = turning.swapaxes(1, 2).reshape(num_heads, rotary_dim).copy()
+    return order.reshape(-1)
 
 
 def _eos_ids(metadata: dict[str, Any]) -> list[int]:

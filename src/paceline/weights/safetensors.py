@@ -18,6 +18,7 @@ from paceline.errors import ModelError
 from paceline.models.architectures import spec_from_hf_config
 from paceline.models.spec import HEAD, ModelSpec
 from paceline.weights.checkpoint import generation_config, read_json
+from paceline.weights.stored import StoredMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,9 @@ class SafetensorsCheckpoint:
 
     def nbytes(self, name: str) -> int:
         return self._tensors[name].nbytes
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        return None
 
     def tensor(self, name: str) -> torch.Tensor:
         import torch

@@ -1,0 +1,140 @@
+"""Weight matrices that stay in the blocks of their file: a product reads 4 to 8 bits per weight and computes in float32.
+
+A matrix is repacked once into panels of sixteen channels (native/packed_formats.hpp). Products equal those with the
+dequantised matrix up to rounding, and a row's result has the same bits whatever rows are beside it, on any number of
+threads, because each output is one chain of fused multiply-adds in the order of the columns.
+"""
+
+from __future__ import annotations
+
+import math
+from ctypes import CDLL, byref
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.library import PROBLEMS, PackArgs, PackedArgs, UnpackArgs, load_library
+
+# In the order of native/kernels.hpp; the names are GGUF's.
+FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+FLOAT_FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+@cache
+def _library() -> CDLL:
+    return load_library()[0]
+
+
+def packed_bytes(format_name: str, rows: int, columns: int) -> int | None:
+    """What a matrix takes when it is packed; None if the format is unknown or its blocks do not fit the columns."""
+    if format_name not in FORMATS:
+        return None
+    nbytes: int = _library().paceline_packed_bytes(FORMATS.index(format_name), rows, columns)
+    return None if nbytes < 0 else nbytes
+
+
+class PackedMatrix:
+    """A weight matrix [N, K] in panels.
+
+    Args:
+        format_name: one of FORMATS.
+        raw: [N, bytes of a row] uint8, in GGUF's blocks, or the bytes of plain floats.
+        columns: K.
+
+    Raises:
+        ValueError: the format's blocks do not fit the columns, or `raw` does not have the bytes of that many columns.
+    """
+
+    def __init__(self, format_name: str, raw: Tensor, columns: int) -> None:
+        library = _library()
+        self.format_name = format_name
+        self.out_features, self.in_features = raw.shape[0], columns
+        size = packed_bytes(format_name, self.out_features, columns)
+        if size is None:
+            raise ValueError(f"{columns} columns cannot be packed as {format_name}")
+        if raw.dtype is not torch.uint8 or not raw.is_contiguous() or raw.shape[1] != row_bytes(format_name, columns):
+            raise ValueError(f"raw: {tuple(raw.shape)} bytes for {columns} columns of {format_name}")
+        self._format = FORMATS.index(format_name)
+        self._data = torch.empty(size + _LINE, dtype=torch.uint8)
+        self._address = self._data.data_ptr() + -self._data.data_ptr() % _LINE
+        arguments = PackArgs(raw.data_ptr(), self._address, self.out_features, columns, self._format)
+        library.paceline_pack(byref(arguments))
+        self._product = library.paceline_packed_product
+        self._unpack = library.paceline_unpack
+
+    @classmethod
+    def from_floats(cls, weight: Tensor) -> PackedMatrix:
+        """A matrix of 16- or 32-bit floats, kept as it is."""
+        rows = weight.detach().contiguous()
+        return cls(FLOAT_FORMATS[weight.dtype], rows.view(torch.uint8), weight.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        return self._data.nbytes
+
+    def product(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """``out[:] = x @ weight.T + bias``.
+
+        Args:
+            x: [T, K] float32, rows contiguous.
+            bias: [N] float32.
+            out: [T, N] float32, rows contiguous; may be columns of a wider tensor.
+        """
+        rows = x.shape[0]
+        _check(x, "x", rows, self.in_features)
+        _check(out, "out", rows, self.out_features)
+        if bias is not None and not (bias.dtype is torch.float32 and bias.shape == (self.out_features,)):
+            raise ValueError(f"bias: {bias.dtype} {tuple(bias.shape)} for {self.out_features} outputs")
+        arguments = PackedArgs(
+            x.data_ptr(),
+            self._address,
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            rows,
+            self.in_features,
+            self.out_features,
+            x.stride(0),
+            out.stride(0),
+            self._format,
+        )
+        if status := self._product(byref(arguments)):
+            raise MemoryError(PROBLEMS[status])
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        """Rows of the matrix as float32 [R, K], for R row numbers (int64): what an embedding looks up."""
+        if numbers.dtype is not torch.int64 or numbers.dim() != 1 or not numbers.is_contiguous():
+            raise ValueError(f"numbers: {numbers.dtype} {tuple(numbers.shape)}")
+        out = torch.empty((numbers.shape[0], self.in_features))
+        arguments = UnpackArgs(
+            self._address,
+            numbers.data_ptr(),
+            out.data_ptr(),
+            numbers.shape[0],
+            self.in_features,
+            self.out_features,
+            self._format,
+        )
+        if status := self._unpack(byref(arguments)):
+            raise ValueError(PROBLEMS[status])
+        return out
+
+
+_LINE = 64  # bytes; codes are read a cache line at a time
+
+_BLOCKS = {  # columns and bytes of one block in a file
+    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
+    "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+}  # fmt: skip
+
+
+def row_bytes(format_name: str, columns: int) -> int:
+    """What one row takes in a file."""
+    block, nbytes = _BLOCKS[format_name]
+    return math.ceil(columns / block) * nbytes
+
+
+def _check(tensor: Tensor, name: str, rows: int, columns: int) -> None:
+    if tensor.dtype is not torch.float32 or tensor.shape != (rows, columns) or tensor.stride(1) != 1:
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        raise ValueError(f"{name}: {tensor.dtype} {shape} with strides {strides} cannot be used")
