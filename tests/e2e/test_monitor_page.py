@@ -144,6 +144,19 @@ def test_a_link_from_the_chat_leads_to_the_request(browser: Browser) -> None:
         page.reload()
         expect(page.locator(".story")).to_contain_text(f"{answer} arrived")
         expect(page.locator("tr[aria-selected=true] .link")).to_have_attribute("title", f"Follow {REQUESTS[1]}")
+        expect(page.locator("#state")).to_have_text("live")
+
+
+def test_a_link_to_a_request_that_has_ended_shows_its_time(browser: Browser) -> None:
+    fake = FakeMonitor()
+    fake.aborted.append(REQUESTS[1])
+    with monitor(browser, fake) as (page, _):
+        page.goto(page.url + f"#request={REQUESTS[1]}")
+        page.reload()
+        expect(page.locator("#state")).to_have_text("paused")
+        expect(page.locator(".story")).to_contain_text(f"{REQUESTS[1]} arrived")
+        page.keyboard.press("Escape")
+        expect(page.locator("#detail-title")).to_have_text("Details")
 
 
 def test_aborting_a_request(browser: Browser) -> None:

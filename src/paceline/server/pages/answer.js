@@ -16,7 +16,8 @@ export async function stream(body, signal, grown) {
   let first = 0;
   try {
     const sent = { ...body, stream: true, stream_options: usage };
-    const reply = await call("/v1/chat/completions", { method: "POST", body: sent, signal });
+    const headers = { "X-Request-Id": "chat page" }; // a label for the monitor and the log
+    const reply = await call("/v1/chat/completions", { method: "POST", body: sent, signal, headers });
     for await (const { data } of events(reply)) {
       if (data === "[DONE]") break;
       const now = performance.now();

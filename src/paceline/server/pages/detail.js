@@ -2,7 +2,6 @@
 
 import { call } from "/pages/api.js";
 import { element, find } from "/pages/dom.js";
-import { belongs } from "/pages/record.js";
 import { duration, plural, shortId, sliceWords, tokensOf } from "/pages/words.js";
 
 const AGAIN_MS = 1000; // how often the story of a live request is read again
@@ -57,7 +56,7 @@ export class Detail {
     const story = element("pre", { class: "story", tabindex: "0", text: "…" });
     this.#show(shortId(id), element("p", { class: "muted", text: `${id}. Its batches are lit, and a line follows it through the lanes.` }), story);
     for (;;) {
-      const live = this.record.requests.some((request) => belongs(request.id, id));
+      const live = !this.record.isComplete || this.record.isLive(id);
       const told = await answerOf(`/v1/requests/${encodeURIComponent(id)}/timeline`);
       if (this.shown !== mine) return;
       const text = told.error ?? told.text;

@@ -103,6 +103,7 @@ function take(event, data) {
     requests.show(record.requests, lanes.followed);
     find("#empty").hidden = record.spans.some((spans) => spans.length > 0);
     if (find("#as-text").open) showText(record, TEXT_SECONDS);
+    if (sought !== null && record.isComplete) seek();
   }
   redraw();
 }
@@ -136,6 +137,18 @@ function follow(id) {
   redraw();
 }
 
+let sought = null; // id of a request that a link led to, until it is on show
+
+/** Put the lanes where a request that has ended was computed. */
+function seek() {
+  const spans = record.batchesOf(sought).flatMap((batch) => batch.spans.filter(Boolean));
+  if (spans.length && !record.isLive(sought)) {
+    view.fit(Math.min(...spans.map((span) => span.start)), Math.max(...spans.map((span) => span.end)));
+  }
+  sought = null;
+  redraw();
+}
+
 function clear() {
   lanes.followed = lanes.selected = null;
   history.replaceState(null, "", location.pathname);
@@ -157,6 +170,9 @@ find("#zoom-out").addEventListener("click", () => zoom(1.6));
 find("#to-live").addEventListener("click", () => {
   view.toLive();
   redraw();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !find("dialog[open]")) clear();
 });
 find("#as-text").addEventListener("toggle", () => showText(record, TEXT_SECONDS));
 addEventListener("resize", redraw);
@@ -201,4 +217,7 @@ find("#demo").addEventListener("click", async () => {
 showState();
 listen();
 const wanted = /^#request=([\w-]+)$/.exec(location.hash);
-if (wanted) follow(wanted[1]);
+if (wanted) {
+  sought = wanted[1];
+  follow(sought);
+}

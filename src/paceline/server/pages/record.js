@@ -70,6 +70,16 @@ export class Record {
     return [...this.batches.values()].filter((batch) => batch.slices.some(([slice]) => belongs(slice, id)));
   }
 
+  /** Whether a request is among the live ones. */
+  isLive(id) {
+    return this.requests.some((request) => belongs(request.id, id));
+  }
+
+  /** Whether the frames about the time before the stream are all here. */
+  get isComplete() {
+    return this.info !== null && this.tiles !== null && this.now >= this.info.now;
+  }
+
   /** Part of the time from `start` to `end` in which a stage was busy, and idle seconds by cause. */
   use(stage, start, end) {
     const within = (item) => Math.max(0, Math.min(item.end, end) - Math.max(item.start, start));

@@ -1,8 +1,7 @@
 // Pointer and keyboard over the lanes and the overview.
 
-import { find } from "/pages/dom.js";
+import { element, find } from "/pages/dom.js";
 import { between } from "/pages/record.js";
-import { element } from "/pages/dom.js";
 import { idleLines, spanLines } from "/pages/words.js";
 
 const WHEEL = 1.0015; // zoom per pixel of a wheel's turn

@@ -49,6 +49,13 @@ export class View {
     else this.end = this.#bounded(end);
   }
 
+  /** Show the time from `start` to `end`, and a little around it. */
+  fit(start, end) {
+    this.live = false;
+    this.span = Math.min(KEPT_SECONDS, Math.max(LEAST, 1.1 * (end - start)));
+    this.end = this.#bounded((start + end + this.span) / 2);
+  }
+
   /** Put the moment `at` on show, in the middle if it is not there yet. */
   show(at) {
     this.live = false;
