@@ -56,6 +56,32 @@ def test_stop_string_across_tokens(llm: LLM) -> None:
     assert (done.finish_reason, done.stop_reason) == ("stop", stop)
 
 
+def test_loop_back_changes_nothing(smollm2_gguf: Path) -> None:
+    """Late stops of every kind, seeds, log probabilities and preemptions, one round ahead or not."""
+    drawn = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 40}
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=40, stop=(" the",)),
+        SamplingParams(seed=3, logprobs=2, **drawn),
+        SamplingParams(seed=4, stop_token_ids=(28, 30, 198), **drawn),
+        SamplingParams(seed=5, stop_token_ids=(28, 30, 198), min_tokens=20, **drawn),
+        SamplingParams(seed=6, ignore_eos=True, **drawn),
+        SamplingParams(temperature=0.0, max_tokens=1),
+    ]
+    prompts = [PROMPTS[i % 3] for i in range(len(params))]
+    answers = []
+    for loop_back in (True, False):
+        options = {"max_model_len": 64, "block_size": 8, "num_blocks": 8, "enable_prefix_caching": False}
+        with LLM(str(smollm2_gguf), pipeline_parallel_size=2, loop_back=loop_back, use_tqdm=False, **options) as llm:
+            answers.append(llm.generate(prompts, params, use_tqdm=False))
+            assert llm._engine.stats().num_preemptions > 0
+    for ahead, known in zip(*answers, strict=True):
+        assert (ahead.text, ahead.token_ids) == (known.text, known.token_ids)
+        assert (ahead.finish_reason, ahead.stop_reason) == (known.finish_reason, known.stop_reason)
+    assert {answer.finish_reason for answer in answers[0]} == {"stop", "length"}
+    of_drawn = [[step.token for step in answer[1].logprobs] for answer in answers]
+    assert of_drawn[0] == pytest.approx(of_drawn[1], abs=1e-3)
+
+
 SCRIPT = """
 import os, signal, sys
 import paceline.llm
