@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "paceline"
 # From the ground up. A room imports only rooms that stand before it.
 ROOMS = (
     *("errors", "option_table", "config", "host", "sampling_params", "messages", "request"),
-    *("kv_cache", "scheduling", "kernels", "models", "weights", "tokenization", "sampling"),
+    *("kv_cache", "scheduling", "trace", "kernels", "models", "weights", "tokenization", "sampling"),
     *("pipeline", "engine", "llm", "simulate", "server", "bench", "cli"),
 )
 DOORS = ("__init__", "__main__")  # they open rooms, and nothing imports them
@@ -120,6 +120,7 @@ def test_a_safe_use_passes(code: str) -> None:
         "paceline.weights.checkpoint",
         "paceline.weights.gguf",
         "paceline.weights.safetensors",
+        "paceline.cli.explain",
         "paceline.cli.schedule",
         "paceline.cli.main",
     ],

@@ -32,7 +32,7 @@ def from_json(data: bytes, cls: type[C]) -> C:
 
 
 MODEL, PIPELINE, SCHEDULER, CACHE = "Model", "Pipeline", "Scheduler", "KV cache"
-SERVER, API, LOGGING = "Server", "API", "Logging"
+SERVER, API, LOGGING, TRACE = "Server", "API", "Logging", "Trace"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +147,23 @@ class EngineConfig:
     )
     enable_prefix_caching: bool = option(True, CACHE, "Share the blocks of equal prompt beginnings.")
 
+    trace_bytes: int = option(
+        16 * 2**20,
+        TRACE,
+        "Memory for the record of what the pipeline did; the oldest of it is forgotten.",
+        low=64 * 2**10,
+        high=2**34,
+    )
+    trace_text: bool = option(False, TRACE, "Let the record hold what is said: token ids of prompts and answers.")
+    trace_file: str | None = option(None, TRACE, "File to which the record is written, too, one JSON line per event.")
+    trace_file_bytes: int = option(
+        64 * 2**20,
+        TRACE,
+        "When the trace file is so large it becomes FILE.1, and a new one begins.",
+        low=2**20,
+        high=2**40,
+    )
+
     def __post_init__(self) -> None:
         check_all(self)
         if self.pacing != "greedy":
@@ -193,6 +210,12 @@ class ServerConfig:
         (),
         SERVER,
         "Keys that clients must send; prefer PACELINE_API_KEY (comma-separated): flags are visible.",
+        secret=True,
+    )
+    admin_api_key: str | None = option(
+        None,
+        SERVER,
+        "Key that may see and abort every request; prefer PACELINE_ADMIN_API_KEY.",
         secret=True,
     )
     allowed_hosts: tuple[str, ...] = option(

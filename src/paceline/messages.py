@@ -98,7 +98,7 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class StageTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When one stage worked on one batch: seconds of that host's monotonic clock.
 
-    A stage is busy from `started` (plan and activations in hand) to `finished` (output handed over). Its input are the
+    A stage is busy from `started` (plan and activations in hand) to `finished` (output computed). Its input are the
     activations; on stage 0 the tokens that the plan has placeholders for, else the plan itself.
     """
 
@@ -108,6 +108,7 @@ class StageTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     started: float
     finished: float
     cpu_seconds: float  # CPU time of the stage's thread in between
+    sent: float = 0.0  # right before the output was handed to the socket
 
 
 class BatchResult(msgspec.Struct, frozen=True, array_like=True):
@@ -159,6 +160,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None  # seconds from arrival to FINISHED_TIMEOUT
+    label: str = ""  # the client's own name for it; only ever shown
+    owner: str = ""  # stands for the API key it came with; only ever recorded
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -172,11 +175,17 @@ class FinishRequest(msgspec.Struct, frozen=True, tag="finish"):
     num_output_tokens: int
 
 
+class ReadTrace(msgspec.Struct, frozen=True, tag="read_trace"):
+    """Asks for some of the record, from byte `begin` of it on; one :class:`TraceChunk` comes back."""
+
+    begin: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine. The front end has drained or aborted its requests before it says so."""
 
 
-ToCore = AddRequest | AbortRequests | FinishRequest | Shutdown
+ToCore = AddRequest | AbortRequests | FinishRequest | ReadTrace | Shutdown
 
 # ---------------------------------------------------------------- engine core -> front end
 
@@ -241,4 +250,14 @@ class CoreStats(msgspec.Struct, frozen=True, tag="stats"):
     num_deferred: int = 0  # of those that wait, the ones that wait for something other than seats and blocks
 
 
-FromCore = Outputs | CoreProgress | CoreReady | CoreFailed | CoreStats
+class TraceChunk(msgspec.Struct, frozen=True, tag="trace"):
+    """Whole lines of the record, bytes `begin` to `end` of it; so far it goes up to `total`."""
+
+    begin: int
+    end: int
+    total: int
+    now: float  # the core's clock
+    lines: bytes
+
+
+FromCore = Outputs | CoreProgress | CoreReady | CoreFailed | CoreStats | TraceChunk

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
 
 from paceline.config import EngineConfig, ServerConfig
+from paceline.engine.trace_reader import TraceReader
 from paceline.errors import EngineDeadError, RequestError
-from paceline.messages import CoreReady, CoreStats, RequestOutput, TokenLogprobs
+from paceline.messages import CoreReady, CoreStats, RequestOutput, TokenLogprobs, TraceChunk
 from paceline.sampling_params import SamplingParams
 from paceline.server.app import build_app
 from paceline.server.sampling import SamplingDefaults
 from paceline.server.state import Phase, Served, ServerState
+from paceline.trace import Recorder
 
 EOS = 256
 MAX_MODEL_LEN = 100
@@ -78,6 +81,10 @@ class FakeEngine:
         self.time_out_after: int | None = None
         self.live: set[str] = set()
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
+        self.labels: list[str] = []
+        self.owners: list[str] = []
+        self.recorder = Recorder()
+        self.trace = TraceReader(self, 2**20)
         self.fail_after: int | None = None
         self.die_after: int | None = None
 
@@ -96,10 +103,14 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,
+        label: str = "",
+        owner: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         self.check_queue()
         self.timeouts.append(timeout)
         self.posted.append(("add", (request_id, priority, cache_salt)))
+        self.labels.append(label)
+        self.owners.append(owner)
         self.sampled.append(sampling)
         self.live.add(request_id)
         ended = False
@@ -161,6 +172,11 @@ class FakeEngine:
 
     def abort(self, request_ids: list[str]) -> None:
         self.posted.append(("abort", tuple(request_ids)))
+
+    async def read_trace(self, begin: int) -> TraceChunk:
+        await asyncio.sleep(0)
+        chunk = self.recorder.read(begin)
+        return TraceChunk(chunk.begin, chunk.end, chunk.total, time.monotonic(), chunk.lines)
 
 
 class Site:

@@ -38,7 +38,7 @@ async def test_a_client_that_goes_away_aborts_its_requests(
     await caller.task
     assert engine.live == set()
     assert site.state.active == {}
-    assert site.state.engine_ids == set()
+    assert site.state.engine_ids == {}
     assert "aborted: the client disconnected" in caplog.text
     assert "label-7" in caplog.text
     assert site.metric("paceline:requests_cut_total") == len(body.get("prompt", [0]))
@@ -98,7 +98,7 @@ def test_no_body_makes_the_server_fail_or_leaves_anything_behind(
             json.loads(reply.text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
         assert site.engine.live == set()
         assert site.state.active == {}
-        assert site.state.engine_ids == set()
+        assert site.state.engine_ids == {}
 
     asyncio.run(check())
 

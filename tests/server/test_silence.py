@@ -14,7 +14,7 @@ from paceline.engine.choice import Choice
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams
 from paceline.server.answer import Sender, keep_alive
-from paceline.server.generation import Generation
+from paceline.server.generation import Generation, Origin
 from tests.server.caller import Caller
 from tests.server.fakes import FakeEngine, Site
 
@@ -112,7 +112,7 @@ async def test_time_that_is_over_before_the_engine_is_asked() -> None:
     site = Site()
     assert site.state.served is not None
     choice = Choice(0, "x-0", [1], SamplingParams(seed=1), site.state.served.tokenizer)
-    generation = Generation(site.state, [choice], 0, "", deadline=time.perf_counter())
+    generation = Generation(site.state, [choice], Origin(), deadline=time.perf_counter())
     with pytest.raises(RequestError, match="deadline") as caught:
         await anext(generation.events())
     assert caught.value.status == 408

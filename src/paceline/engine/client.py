@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import subprocess
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import zmq.asyncio
 
 from paceline.config import EngineConfig
 from paceline.engine.process import CoreConfig
+from paceline.engine.trace_reader import TraceReader
 from paceline.errors import EngineDeadError, PacelineError, RequestError
 from paceline.messages import (
     AbortRequests,
@@ -27,9 +29,11 @@ from paceline.messages import (
     FinishRequest,
     FromCore,
     Outputs,
+    ReadTrace,
     RequestOutput,
     Shutdown,
     ToCore,
+    TraceChunk,
 )
 from paceline.pipeline import child, wire
 from paceline.sampling_params import SamplingParams
@@ -62,6 +66,7 @@ class AsyncEngine:
         stats: the core's latest figures, None before the first.
         dead: why the engine died, None while it lives.
         died: set when it did.
+        trace: follows the record of what it does.
     """
 
     def __init__(self, config: EngineConfig, model_path: Path, eos_token_ids: tuple[int, ...] = ()) -> None:
@@ -69,6 +74,7 @@ class AsyncEngine:
         self.stats: CoreStats | None = None
         self.dead: str | None = None
         self.died = asyncio.Event()
+        self.trace = TraceReader(self, config.trace_bytes)
         self._model_path = model_path
         self._eos_token_ids = eos_token_ids
         self._info: CoreReady | None = None
@@ -82,6 +88,7 @@ class AsyncEngine:
         self._core_gone = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
         self._started: asyncio.Future[CoreReady] | None = None
+        self._chunks: deque[asyncio.Future[TraceChunk]] = deque()  # who asked for some of the record, in order
         self._closing = False
         self._on_progress: Callable[[CoreProgress], None] = lambda progress: None
         self._decoder = msgspec.msgpack.Decoder(FromCore)
@@ -182,6 +189,8 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,
+        label: str = "",
+        owner: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Tokens as they come, the last with a status. Closing the iterator early aborts the request.
 
@@ -198,7 +207,17 @@ class AsyncEngine:
         finished = False
         try:
             self._post(
-                AddRequest(request_id, prompt_token_ids, sampling, self._eos_token_ids, priority, cache_salt, timeout)
+                AddRequest(
+                    request_id,
+                    prompt_token_ids,
+                    sampling,
+                    self._eos_token_ids,
+                    priority,
+                    cache_salt,
+                    timeout,
+                    label,
+                    owner,
+                )
             )
             while not finished:
                 output = await queue.get()
@@ -219,6 +238,19 @@ class AsyncEngine:
 
     def abort(self, request_ids: list[str]) -> None:
         self._post(AbortRequests(request_ids))
+
+    async def read_trace(self, begin: int) -> TraceChunk:
+        """Some of the record, from byte `begin` of it on, or from the oldest page if that is gone.
+
+        Raises:
+            EngineDeadError: nobody will answer.
+        """
+        if self.dead is not None:
+            raise EngineDeadError(self.dead)
+        asked: asyncio.Future[TraceChunk] = asyncio.get_running_loop().create_future()
+        self._chunks.append(asked)
+        self._post(ReadTrace(begin))
+        return await asked
 
     def _post(self, message: ToCore) -> None:
         # The socket keeps what it cannot send at once, so this neither blocks nor fails while the core lives.
@@ -251,6 +283,9 @@ class AsyncEngine:
                     queue.put_nowait(output)
         elif isinstance(message, CoreStats):
             self.stats = message
+        elif isinstance(message, TraceChunk):
+            if self._chunks:
+                _set(self._chunks.popleft(), message)
         elif isinstance(message, CoreProgress):
             self._on_progress(message)
         elif isinstance(message, CoreReady):
@@ -289,6 +324,15 @@ class AsyncEngine:
             logger.error("the engine died: %s", error)
         for queue in self._streams.values():
             queue.put_nowait(None)
+        while self._chunks:
+            asked = self._chunks.popleft()
+            if not asked.done():
+                asked.set_exception(EngineDeadError(error))
+
+
+def _set(asked: asyncio.Future[TraceChunk], chunk: TraceChunk) -> None:
+    if not asked.done():  # whoever asked may have given up
+        asked.set_result(chunk)
 
 
 def _look_at(sent: asyncio.Future[Any]) -> None:

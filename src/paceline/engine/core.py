@@ -20,14 +20,17 @@ from paceline.messages import (
     BatchResult,
     CoreStats,
     FinishRequest,
+    ReadTrace,
     RequestOutput,
     SampledToken,
     StageTimes,
     ToCore,
+    TraceChunk,
 )
 from paceline.pipeline.seam import Pipeline
 from paceline.request import Request, RequestStatus
 from paceline.scheduling import Batch, Scheduler, SchedulerOptions
+from paceline.trace import Recorder
 
 STAGE_TIMES_KEPT = 4096  # batches
 
@@ -51,6 +54,8 @@ class EngineCore:
         clock: seconds, monotonic.
         hash_key: key of the prefix cache's names; fresh random bytes by default.
         why_unusable: why the stages could not run a request, or None; front ends check too, but this is the last door.
+        recorder: keeps the record of all this; by default one of the usual size.
+        tell: takes what was asked of the record.
     """
 
     def __init__(
@@ -64,6 +69,8 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         hash_key: bytes | None = None,
         why_unusable: Callable[[AddRequest], str | None] = lambda message: None,
+        recorder: Recorder | None = None,
+        tell: Callable[[TraceChunk], None] = lambda chunk: None,
     ) -> None:
         self.scheduler = Scheduler(options, hash_key)
         self.pipeline = pipeline
@@ -77,6 +84,9 @@ class EngineCore:
         self._on_batch = on_batch
         self._why_unusable = why_unusable
         self._clock = clock
+        self._tell = tell
+        self.recorder = recorder or Recorder(clock)
+        self.recorder.begin(self.requests)
         self._started = clock()
         self._num_requests = 0
         self._outputs: list[RequestOutput] = []
@@ -100,6 +110,7 @@ class EngineCore:
         while len(self.in_flight) < self.pipeline.depth and self._make_batch():
             self._take_in()
         self._flush()
+        self.recorder.flush()
         if self.shutting_down:  # nobody would end the wait
             return
         self.pipeline.wait(self._until_deadline())
@@ -119,20 +130,33 @@ class EngineCore:
         while True:
             preemptions = self.scheduler.num_preemptions
             batch = self.scheduler.schedule(oldest_in_flight=self.in_flight[0].number if self.in_flight else None)
+            self._record_preemptions()
             if batch is not None:
                 break
             if self.in_flight or self.scheduler.num_preemptions == preemptions:
+                self.recorder.held(self.scheduler.why_nothing)
                 return False
         self.in_flight.append(batch)
+        made = self._clock()
         self.pipeline.submit(batch.plan)
+        self._record_batch(batch, made)
         if batch.plan.new_requests:
-            now = self._clock()
             for request in batch.requests:
                 if request.queue_seconds < 0:
-                    request.queue_seconds = now - request.arrival_time
+                    request.queue_seconds = made - request.arrival_time
         if self._on_batch is not None:
             self._on_batch(batch)
         return True
+
+    def _record_preemptions(self) -> None:
+        if preemptions := self.scheduler.take_preemptions():
+            self.recorder.preempted(preemptions)
+
+    def _record_batch(self, batch: Batch, made: float) -> None:
+        """After dispatch, so that stages do not wait for it."""
+        scheduler = self.scheduler
+        free = scheduler.kv_cache.num_free
+        self.recorder.made(made, batch, len(scheduler.running), len(scheduler.queue), free, len(self.in_flight))
 
     # ------------------------------------------------------------ mail
 
@@ -145,6 +169,9 @@ class EngineCore:
                     self._finish(self.requests[request_id], RequestStatus.FINISHED_ABORTED)
         elif isinstance(message, FinishRequest):
             self._stopped_by_text(message)
+        elif isinstance(message, ReadTrace):
+            chunk = self.recorder.read(message.begin)
+            self._tell(TraceChunk(chunk.begin, chunk.end, chunk.total, self._clock(), chunk.lines))
         else:
             self.shutting_down = True
 
@@ -156,10 +183,12 @@ class EngineCore:
             refusal = "a request with this id is already live"
         if refusal is not None:
             request.change_status(RequestStatus.FINISHED_REFUSED)
+            self.recorder.refused(message, refusal)
             self._report(request, [], error=refusal)
             return
         self.requests[request.request_id] = request
         self.scheduler.add(request)
+        self.recorder.arrived(message, request)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.number, request))
 
@@ -194,7 +223,9 @@ class EngineCore:
             return
         if not self.in_flight or self.in_flight[0].number != result.batch:
             raise PipelineError(f"batch {result.batch} came back out of turn")
+        taken = self._clock()
         batch = self.in_flight.popleft()
+        delivered: list[int] = []
         self._keep_times(result)
         tokens = iter(result.tokens)
         for request, slice_, life in zip(batch.requests, batch.plan.slices, batch.lives, strict=True):
@@ -205,9 +236,13 @@ class EngineCore:
             if slice_.samples:
                 token = next(tokens)
                 if live:
+                    if not token.error:
+                        delivered.append(request.number)
                     self._deliver(request, token)
                 elif token.error and request.is_finished and request.status is not RequestStatus.FINISHED_ERROR:
                     self.scheduler.fail_row(request)  # it ended while this row was on its way
+        self._record_preemptions()
+        self.recorder.done(taken, result, delivered)
 
     def _deliver(self, request: Request, token: SampledToken) -> None:
         """Give a request its next token, and end it if that token does."""
@@ -238,6 +273,7 @@ class EngineCore:
         if status is not None:
             self.scheduler.finish(request, status)
             del self.requests[request.request_id]
+            self.recorder.ended(request)
 
     def _finish(self, request: Request, status: RequestStatus, error: str = "") -> None:
         """End a request for a reason other than its own next token."""
@@ -246,6 +282,7 @@ class EngineCore:
 
     def _end(self, request: Request, error: str) -> None:
         del self.requests[request.request_id]
+        self.recorder.ended(request, error)
         self._report(request, [], error)
 
     def _report(self, request: Request, token_ids: list[int], error: str = "") -> None:
@@ -265,6 +302,7 @@ class EngineCore:
         if self._outputs:
             outputs, self._outputs = self._outputs, []
             self._emit(outputs)
+            self.recorder.sent()
 
     # ------------------------------------------------------------ failure and figures
 
@@ -274,6 +312,7 @@ class EngineCore:
             self._finish(request, RequestStatus.FINISHED_ERROR, error)
         self.in_flight.clear()
         self._flush()
+        self.recorder.flush()
 
     def _keep_times(self, result: BatchResult) -> None:
         self.stage_times.append((result.batch, result.times))

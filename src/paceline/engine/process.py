@@ -46,6 +46,9 @@ from paceline.pipeline.processes import ProcessPipeline
 from paceline.pipeline.seam import Pipeline
 from paceline.sampling_params import validate, validate_request
 from paceline.scheduling import SchedulerOptions
+from paceline.trace import Recorder
+from paceline.trace.events import Facts
+from paceline.trace.file import TraceFile
 from paceline.weights.checkpoint import Checkpoint
 
 STATS_INTERVAL = 0.25  # seconds
@@ -168,11 +171,20 @@ def run(config: CoreConfig) -> int:
     context: zmq.Context[Any] = zmq.Context()
     mail = Mail(context, config.mail)
     pipeline: Pipeline | None = None
+    started = time.monotonic()
     try:
+        file = None
+        if config.engine.trace_file is not None:
+            file = TraceFile(Path(config.engine.trace_file), config.engine.trace_file_bytes)
         mail.send(CoreProgress(-1, "reading the model's headers", 0.0))
         checkpoint = open_model(config.engine, Path(config.model_path))
         pipeline, ready = start_pipeline(config, checkpoint, mail, context)
-        _serve(scheduler_options(config.engine, ready), pipeline, mail, ready, checkpoint.spec.vocab_size)
+        recorder = make_recorder(config, ready, started, file)
+        if isinstance(pipeline, ProcessPipeline):
+            recorder.clocks(pipeline.clocks())
+            pipeline.on_clocks = recorder.clocks
+        options = scheduler_options(config.engine, ready)
+        _serve(options, pipeline, mail, ready, checkpoint.spec.vocab_size, recorder)
         return 0
     except PacelineError as error:
         mail.send(CoreFailed(str(error)))
@@ -187,7 +199,25 @@ def run(config: CoreConfig) -> int:
         context.destroy(linger=1000)
 
 
-def _serve(options: SchedulerOptions, pipeline: Pipeline, mail: Mail, ready: CoreReady, vocab_size: int) -> None:
+def make_recorder(config: CoreConfig, ready: CoreReady, started: float, file: TraceFile | None) -> Recorder:
+    engine = config.engine
+    facts = Facts(
+        model=engine.served_model_name[0] if engine.served_model_name else Path(config.model_path).name,
+        stages=ready.num_stages,
+        depth=ready.num_stages + engine.loop_back,
+        layers=ready.layer_split,
+        num_blocks=ready.num_blocks,
+        block_size=ready.block_size,
+        pacing=engine.pacing,
+        started=started,
+        ready=time.monotonic(),
+    )
+    return Recorder(time.monotonic, facts, engine.trace_bytes, keep_tokens=engine.trace_text, file=file)
+
+
+def _serve(
+    options: SchedulerOptions, pipeline: Pipeline, mail: Mail, ready: CoreReady, vocab_size: int, recorder: Recorder
+) -> None:
     """Step until told to stop.
 
     Raises:
@@ -217,7 +247,7 @@ def _serve(options: SchedulerOptions, pipeline: Pipeline, mail: Mail, ready: Cor
             return str(error)
         return None
 
-    core = EngineCore(options, pipeline, mail, emit, why_unusable=why_unusable)
+    core = EngineCore(options, pipeline, mail, emit, why_unusable=why_unusable, recorder=recorder, tell=mail.send)
     mail.send(ready)
     try:
         while not core.shutting_down:
@@ -225,6 +255,8 @@ def _serve(options: SchedulerOptions, pipeline: Pipeline, mail: Mail, ready: Cor
     except PipelineError as error:
         core.fail(str(error))
         raise
+    finally:
+        recorder.close()
 
 
 def main() -> None:

@@ -59,7 +59,9 @@ class InlinePipeline:
             started, cpu = time.monotonic(), time.process_time()
             out = stage.execute(plan, out if isinstance(out, Tensor) else None)
             finished = time.monotonic()
-            times.append(StageTimes(number, received, started, started, finished, time.process_time() - cpu))
+            cpu = time.process_time() - cpu
+            came = received if number == 0 else started
+            times.append(StageTimes(number, received, came, started, finished, cpu, finished))
         assert isinstance(out, list)
         if self._loop_back:
             self._stages[0].take_looped(looped_tokens(plan, out))

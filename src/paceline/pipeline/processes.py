@@ -26,12 +26,17 @@ from paceline.messages import BatchResult, CoreProgress, Plan
 from paceline.pipeline import wire
 from paceline.pipeline.build import cache_blocks
 from paceline.pipeline.child import how_it_ended, start, stop
+from paceline.trace.clocks import ClockBounds
 
 STOP_SECONDS = 2.0  # how long stages may take to end by themselves
 
 LAST_WORDS_SECONDS = 2.0  # how long a stage's reason may take to arrive after its end
 
+CLOCK_INTERVAL = 5.0  # seconds of work between two comparisons of the stages' clocks with ours
+FIRST_PINGS = 8  # per stage, before there is any work that could delay them
+
 OnProgress = Callable[[CoreProgress], None]
+OnClocks = Callable[[list[tuple[float, float]]], None]
 
 
 class ProcessPipeline:
@@ -40,6 +45,10 @@ class ProcessPipeline:
     Args:
         ranges: layers [first, last) of each stage.
         mail: the core's own socket, waited for together with the stages.
+
+    Attributes:
+        on_clocks: told by how many seconds each stage's clock is ahead of ours, and how uncertain that is, whenever it
+            was measured again.
     """
 
     def __init__(
@@ -62,6 +71,9 @@ class ProcessPipeline:
         self._control.bind(self._folder.address("control"))
         self._ready: deque[BatchResult] = deque()
         self._serving = False
+        self.on_clocks: OnClocks = lambda offsets: None
+        self._clocks = [ClockBounds() for _ in ranges]
+        self._pinged = 0.0
         self._children: list[subprocess.Popen[bytes]] = []
         self._death_fds: dict[int, int] = {}
         self._poller = zmq.Poller()
@@ -141,8 +153,30 @@ class ProcessPipeline:
             _, kind, _ = self._news()
             ready += kind == wire.READY
         self._folder.close()  # every socket is connected
+        self._compare_clocks()
         self._serving = True
         return num_blocks, reports
+
+    def _compare_clocks(self) -> None:
+        """Some pings to each stage in turn, while all of them are idle."""
+        for stage in range(self.num_stages):
+            for _ in range(FIRST_PINGS):
+                self._ping(stage)
+                _, kind, payload = self._news()
+                assert kind == wire.PONG
+                self._take_pong(stage, payload)
+
+    def _ping(self, stage: int) -> None:
+        self._pinged = time.monotonic()
+        self._send(stage, wire.PING, self._encoder.encode(wire.Ping(self._pinged)))
+
+    def _take_pong(self, stage: int, payload: bytes) -> None:
+        pong = wire.decode(payload, wire.Pong, "pong")
+        self._clocks[stage].exchange(pong.sent, pong.clock, time.monotonic())
+
+    def clocks(self) -> list[tuple[float, float]]:
+        """By how many seconds each stage's clock is ahead of ours, and how far that may be off."""
+        return [(clock.offset, clock.uncertainty) for clock in self._clocks]
 
     def _news(self) -> tuple[int, bytes, bytes]:
         """The next message of any stage, during start-up."""
@@ -161,6 +195,9 @@ class ProcessPipeline:
 
     def submit(self, plan: Plan) -> None:
         self._send_all(wire.PLAN, self._encoder.encode(plan))
+        if time.monotonic() - self._pinged >= CLOCK_INTERVAL:
+            for stage in range(self.num_stages):
+                self._ping(stage)
 
     def collect(self) -> BatchResult | None:
         if not self._ready:
@@ -195,15 +232,21 @@ class ProcessPipeline:
                     self._ready.append(self._decoder.decode(payload))
                 except msgspec.MsgspecError as error:
                     raise PipelineError(f"a damaged result arrived: {error}") from error
+            elif kind == wire.PONG:
+                self._take_pong(int(identity), payload)
+                self.on_clocks(self.clocks())
             elif kind == wire.FAILED:
                 raise self._failure(identity, payload)
 
     def _send_all(self, kind: bytes, payload: bytes) -> None:
         for stage in range(self.num_stages):
-            try:
-                self._control.send_multipart([str(stage).encode(), kind, payload])
-            except zmq.ZMQError as error:
-                raise PipelineError(f"stage {stage} cannot be reached: {error}") from error
+            self._send(stage, kind, payload)
+
+    def _send(self, stage: int, kind: bytes, payload: bytes) -> None:
+        try:
+            self._control.send_multipart([str(stage).encode(), kind, payload])
+        except zmq.ZMQError as error:
+            raise PipelineError(f"stage {stage} cannot be reached: {error}") from error
 
     def _failure(self, identity: bytes, payload: bytes) -> PipelineError:
         error = wire.decode(payload, wire.Failed, "failure").error

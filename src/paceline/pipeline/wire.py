@@ -59,6 +59,17 @@ class MakeCache(msgspec.Struct, frozen=True):
     num_blocks: int
 
 
+class Ping(msgspec.Struct, frozen=True):
+    """Asks a stage for its clock; `sent` by the core's."""
+
+    sent: float
+
+
+class Pong(msgspec.Struct, frozen=True):
+    sent: float  # of the ping
+    clock: float  # the stage's, while it answered
+
+
 class Failed(msgspec.Struct, frozen=True):
     error: str
 
@@ -70,7 +81,7 @@ class Empty(msgspec.Struct, frozen=True):
 # On the link between two stages, once, before anything else: the connection is up.
 LINK_UP = b"link up"
 
-HELLO, PROGRESS, LOADED, MAKE_CACHE, READY, PLAN, RESULT, FAILED, STOP = (
+HELLO, PROGRESS, LOADED, MAKE_CACHE, READY, PLAN, RESULT, PING, PONG, FAILED, STOP = (
     b"hello",
     b"progress",
     b"loaded",
@@ -78,6 +89,8 @@ HELLO, PROGRESS, LOADED, MAKE_CACHE, READY, PLAN, RESULT, FAILED, STOP = (
     b"ready",
     b"plan",
     b"result",
+    b"ping",
+    b"pong",
     b"failed",
     b"stop",
 )

@@ -155,7 +155,10 @@ class Worker:
             kind, payload = self.control.recv_multipart()
             if kind == wire.STOP:
                 return False
-            self.plans.append((wire.decode(payload, Plan, "plan"), time.monotonic()))
+            if kind == wire.PING:
+                self.send(wire.PONG, wire.Pong(wire.decode(payload, wire.Ping, "ping").sent, time.monotonic()))
+            else:
+                self.plans.append((wire.decode(payload, Plan, "plan"), time.monotonic()))
         return True
 
     def _take_inputs(self) -> None:
@@ -184,11 +187,11 @@ class Worker:
             passed = header.times
         started, cpu = time.monotonic(), self._cpu_seconds()
         out = self.runner.execute(plan, hidden)
-        finished = time.monotonic()
-        times = [
-            *passed,
-            StageTimes(self.config.stage, plan_received, input_received, started, finished, self._cpu_seconds() - cpu),
-        ]
+        finished, cpu = time.monotonic(), self._cpu_seconds() - cpu
+        if not isinstance(out, list):
+            out = out.to("cpu").contiguous()
+        sent = time.monotonic()
+        times = [*passed, StageTimes(self.config.stage, plan_received, input_received, started, finished, cpu, sent)]
         if isinstance(out, list):
             self._loop_back(plan, out)
             self.send(wire.RESULT, BatchResult(plan.epoch, plan.batch, out, times))

@@ -32,15 +32,24 @@ class Batch:
         requests: the request behind each of `plan.slices`.
         lives: the life of each of those requests when the slice was made.
         why_not: why each live request that has no slice has none.
+        admitted: numbers of the requests that became RUNNING by it.
     """
 
-    __slots__ = ("lives", "plan", "requests", "why_not")
+    __slots__ = ("admitted", "lives", "plan", "requests", "why_not")
 
-    def __init__(self, plan: Plan, requests: list[Request], lives: list[int], why_not: dict[Request, Reason]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        requests: list[Request],
+        lives: list[int],
+        why_not: dict[Request, Reason],
+        admitted: list[int],
+    ) -> None:
         self.plan = plan
         self.requests = requests
         self.lives = lives
         self.why_not = why_not
+        self.admitted = admitted
 
     @property
     def number(self) -> int:

@@ -51,6 +51,7 @@ class BatchMaker:
         self.lives: list[int] = []
         self.new_requests: list[NewRequest] = []
         self.why_not: dict[Request, Reason] = {}
+        self.admitted: list[int] = []
         self.preempted = False
         self.reserve: BlockReserve | None = None
 
@@ -85,7 +86,7 @@ class BatchMaker:
             return None
         plan = Plan(scheduler.epoch, self.number, self.slices, self.new_requests, scheduler.take_released())
         scheduler.num_batches += 1
-        return Batch(plan, self.requests, self.lives, why_not)
+        return Batch(plan, self.requests, self.lives, why_not, self.admitted)
 
     # ------------------------------------------------------------ decodes
 
@@ -222,6 +223,7 @@ class BatchMaker:
         scheduler.queue.remove(request)
         scheduler.running[request] = None
         request.change_status(RequestStatus.RUNNING)
+        self.admitted.append(request.number)
         self.kv_cache.admit(request, prefix)
         self._reserve().add(request)
 
@@ -244,7 +246,7 @@ class BatchMaker:
                 self.why_not[request] = Reason.NO_BLOCKS
                 return False
             self.preempted = True
-            self.scheduler.preempt(victim)
+            self.scheduler.preempt(victim, beneficiary=request)
             self.why_not[victim] = self._why_victim(victim)
             if victim is request:
                 return False

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from bisect import insort
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from paceline.kv_cache import KVCacheManager
 from paceline.request import Request, RequestStatus
-from paceline.scheduling.batch import Batch
+from paceline.scheduling.batch import Batch, Reason
 from paceline.scheduling.batch_maker import BatchMaker
 from paceline.scheduling.pacing import make_policy
 
@@ -48,6 +48,14 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.stages + self.loop_back
 
 
+class Preemption(NamedTuple):
+    """Who lost its blocks, for whom (-1: they could not be trusted), and in the making of which batch."""
+
+    victim: int
+    batch: int
+    beneficiary: int
+
+
 class Scheduler:
     """The live requests, their blocks, and the making of batches."""
 
@@ -66,7 +74,9 @@ class Scheduler:
         self.num_preemptions = 0
         self.epoch = 0
         self.awaited_batch = -1  # the newest batch whose tokens stage 0 was made to wait for, early
+        self.why_nothing: dict[Request, Reason] = {}  # of the latest call that made no batch
         self._released: list[int] = []
+        self._preemptions: list[Preemption] = []
 
     @property
     def num_unfinished(self) -> int:
@@ -110,12 +120,14 @@ class Scheduler:
         if request.told:
             self._released.append(request.number)
 
-    def preempt(self, request: Request, *, counts: bool = True) -> None:
+    def preempt(self, request: Request, *, counts: bool = True, beneficiary: Request | None = None) -> None:
         """Take a RUNNING request's blocks; it keeps its tokens and will be recomputed.
 
         Tokens that are on their way are still delivered, but no position in flight counts as computed.
         With `counts` false the request is not to blame, and is not protected for it.
         """
+        gains = -1 if beneficiary is None else beneficiary.number
+        self._preemptions.append(Preemption(request.number, self.num_batches, gains))
         del self.running[request]
         request.change_status(RequestStatus.PREEMPTED)
         self.kv_cache.free(request)
@@ -169,7 +181,11 @@ class Scheduler:
         Args:
             oldest_in_flight: number of the oldest batch in flight; None: nothing is.
         """
-        return BatchMaker(self, oldest_in_flight).make()
+        maker = BatchMaker(self, oldest_in_flight)
+        batch = maker.make()
+        if batch is None:
+            self.why_nothing = maker.why_not
+        return batch
 
     def take_token(self, request: Request, token_id: int) -> None:
         """The request's next token is known. If its position was scheduled already, a block may be complete now."""
@@ -182,3 +198,8 @@ class Scheduler:
         """Numbers of the requests that stages may forget before they run the next plan."""
         released, self._released = self._released, []
         return released
+
+    def take_preemptions(self) -> list[Preemption]:
+        """Who was preempted since this was asked last, in order."""
+        preemptions, self._preemptions = self._preemptions, []
+        return preemptions

@@ -157,7 +157,7 @@ async def send_stream(sender: Sender, generation: Generation, shape: Shape, keep
             data = shape.delta_event(choice, delta)
             if delta.finish_reason is not None:
                 if not sender.started:
-                    _refuse_abort(delta)
+                    _refuse_abort(delta, generation)
                 data += shape.finish_event(choice)
             if done:
                 data += shape.usage_event(generation.choices) + DONE
@@ -174,12 +174,14 @@ async def send_whole(sender: Sender, generation: Generation, shape: Shape) -> No
     async with aclosing(generation.events()) as events:
         async for choice, delta, _ in events:
             deltas[choice.index].append(delta)
-            _refuse_abort(delta)
+            _refuse_abort(delta, generation)
     await sender.whole(shape.body(generation.choices, deltas))
 
 
-def _refuse_abort(delta: Delta) -> None:
+def _refuse_abort(delta: Delta, generation: Generation) -> None:
     """An answer that the server itself cut short, and of which the client has seen nothing, is an error."""
+    if delta.finish_reason == "abort" and not generation.draining:
+        raise RequestError("The request was aborted before the answer was complete.", status=499, code="aborted")
     if delta.finish_reason == "abort":
         raise RequestError("The server shut down before the answer was complete.", status=503, code="draining")
     if delta.finish_reason == "timeout":

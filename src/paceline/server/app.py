@@ -16,11 +16,12 @@ from paceline.server.openai_routes import add_openai_routes
 from paceline.server.page_routes import add_page_routes
 from paceline.server.service_routes import add_health_routes, add_model_routes
 from paceline.server.state import ServerState
+from paceline.server.trace_routes import add_trace_routes
 
 
 def build_app(state: ServerState) -> FastAPI:
     """The application over `state`. No pages made by the framework: they would load scripts from elsewhere."""
-    keys = Keys(state.config.api_key)
+    keys = Keys(state.config.api_key, state.config.admin_api_key)
     app = FastAPI(
         title="Paceline",
         version=paceline.__version__,
@@ -28,7 +29,7 @@ def build_app(state: ServerState) -> FastAPI:
         dependencies=[Depends(keys.require)],
         redirect_slashes=False,
     )
-    for add_routes in (add_openai_routes, add_health_routes, add_model_routes):
+    for add_routes in (add_openai_routes, add_health_routes, add_model_routes, add_trace_routes):
         add_routes(app, state)
     add_page_routes(app)
     for kind in (RequestError, EngineDeadError, Exception):

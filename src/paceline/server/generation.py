@@ -6,15 +6,25 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import NamedTuple
 
 from paceline.engine.choice import Choice, Delta
 from paceline.sampling_params import LIMITS
 from paceline.server.errors import deadline_passed
-from paceline.server.state import ServerState
+from paceline.server.state import Phase, ServerState
 
 SHORTEST_TIMEOUT = LIMITS["timeout"].low
 
 Event = tuple[Choice, Delta, bool]  # the last says whether every choice has ended now
+
+
+class Origin(NamedTuple):
+    """What is said of a request besides what it asks for."""
+
+    priority: int = 0
+    cache_salt: str = ""
+    label: str = ""  # the client's own name for it
+    owner: str = ""  # stands for its API key
 
 
 class Generation:
@@ -28,17 +38,20 @@ class Generation:
         self,
         state: ServerState,
         choices: list[Choice],
-        priority: int,
-        cache_salt: str,
+        origin: Origin,
         deadline: float | None = None,
     ) -> None:
         self.choices = choices
         self._state = state
         self._engine = state.require_ready().engine
-        self._priority = priority
-        self._cache_salt = cache_salt
+        self._origin = origin
         self._arrival = time.perf_counter()
         self._deadline = deadline
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server ends what is left."""
+        return self._state.phase is Phase.DRAINING
 
     def events(self) -> AsyncGenerator[Event, None]:
         """New text and tokens, until every choice has ended.
@@ -57,11 +70,13 @@ class Generation:
             choice.request_id,
             choice.prompt_token_ids,
             choice.sampling,
-            priority=self._priority,
-            cache_salt=self._cache_salt,
+            priority=self._origin.priority,
+            cache_salt=self._origin.cache_salt,
             timeout=self._time_left(),
+            label=self._origin.label,
+            owner=self._origin.owner,
         )
-        self._state.engine_ids.add(choice.request_id)
+        self._state.engine_ids[choice.request_id] = self._origin.owner
         try:
             async with aclosing(outputs):
                 async for output in outputs:
@@ -78,7 +93,7 @@ class Generation:
                         return
                     yield choice, delta, False
         finally:
-            self._state.engine_ids.discard(choice.request_id)
+            self._state.engine_ids.pop(choice.request_id, None)
             if choice.finish_reason is None:
                 metrics.on_unfinished()
 

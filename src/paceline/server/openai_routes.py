@@ -13,7 +13,7 @@ from paceline.errors import RequestError
 from paceline.server.access import user
 from paceline.server.answer import Answer, Sender, send_stream, send_whole
 from paceline.server.body import label_of, read_object, timeout_of
-from paceline.server.generation import Generation
+from paceline.server.generation import Generation, Origin
 from paceline.server.logprobs import TokenNames
 from paceline.server.prompts import chat_prompt, completion_prompts
 from paceline.server.protocol import ChatRequest, CompletionRequest, parse
@@ -52,7 +52,8 @@ async def _answer(state: ServerState, request: Request, kind: type[Body], shape_
         served.engine.check_queue()  # before any work is spent on it
         choices = await _choices(body, served, shape.id, state.engine_config.max_num_queued_reqs)
         state.require_ready()  # reading and tokenizing took time
-        generation = Generation(state, choices, body.priority or 0, _cache_salt(request, body), deadline)
+        origin = Origin(body.priority or 0, _cache_salt(request, body), label_of(request), request.state.caller.owner)
+        generation = Generation(state, choices, origin, deadline)
         if body.stream:
             await send_stream(sender, generation, shape, state.config.sse_keep_alive)
         else:
@@ -80,7 +81,7 @@ async def _choices(body: Body, served: Served, request_id: str, queue_size: int)
     return [
         Choice(
             index,
-            f"{request_id}-{index}",
+            request_id if len(prompts) == 1 else f"{request_id}-{index}",
             prompt,
             sampling_for(body, served.defaults, served.info, served.vocab_size, len(prompt)),
             served.tokenizer,
@@ -115,5 +116,5 @@ def _check_options(state: ServerState, body: Body) -> None:
 
 def _cache_salt(request: Request, body: Body) -> str:
     """Requests share cached prefixes only within one salt."""
-    scope, salt = request.state.key_scope, body.cache_salt or ""
+    scope, salt = request.state.caller.key_scope, body.cache_salt or ""
     return f"{scope}:{salt}" if scope else salt

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from paceline.config import EngineConfig, ServerConfig
+from paceline.engine.trace_reader import TraceReader
 from paceline.errors import RequestError
 from paceline.messages import CoreReady, CoreStats, RequestOutput
 from paceline.sampling_params import SamplingParams
@@ -39,11 +40,16 @@ class Engine(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,
+        label: str = "",
+        owner: str = "",
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     def finish(self, request_id: str, num_output_tokens: int) -> None: ...
 
     def abort(self, request_ids: list[str]) -> None: ...
+
+    @property
+    def trace(self) -> TraceReader: ...
 
 
 class Phase(Enum):
@@ -91,7 +97,7 @@ class ServerState:
     def __post_init__(self) -> None:
         self.unknown_fields = UnknownFields(self.metrics.on_unknown_field)
         self.active: dict[str, asyncio.Task[None]] = {}  # request id -> the task that answers it
-        self.engine_ids: set[str] = set()  # what the engine is working on
+        self.engine_ids: dict[str, str] = {}  # what the engine is working on, and whose it is
         self._idle = asyncio.Event()
         self._idle.set()
 

@@ -1,0 +1,61 @@
+"""Routes that answer from the record: what a batch held, how a request fared; and one that ends a request."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.errors import RequestError
+from paceline.server.access import Caller, owner
+from paceline.server.service_routes import json_response
+from paceline.server.state import Served, ServerState
+from paceline.trace.answers import answer_batch, answer_request
+
+
+def add_trace_routes(app: FastAPI, state: ServerState) -> None:
+    """Add them; an API key finds only its own requests."""
+
+    @app.get("/v1/requests/{request_id}/timeline")
+    @owner
+    async def timeline(request: Request, request_id: str) -> Response:
+        served, caller = state.require_ready(), _caller(request)
+        history = await served.engine.trace.catch_up()
+        answer = answer_request(history, request_id, caller.may_see, lambda ids: _text(served, list(ids)))
+        if answer is None:
+            raise _unknown("There is no request of this id on record.")
+        return json_response(answer)
+
+    @app.get("/batches/{number}")
+    @owner
+    async def batch(request: Request, number: int) -> Response:
+        served, caller = state.require_ready(), _caller(request)
+        answer = answer_batch(await served.engine.trace.catch_up(), number, caller.may_see)
+        if answer is None:
+            raise _unknown("There is no batch of this number on record.")
+        return json_response(answer)
+
+    @app.post("/v1/requests/{request_id}/abort")
+    @owner
+    async def abort(request: Request, request_id: str) -> Response:
+        served, caller = state.require_ready(), _caller(request)
+        live = [name for name in state.engine_ids if name == request_id or name.rpartition("-")[0] == request_id]
+        mine = [name for name in live if caller.may_see(state.engine_ids[name])]
+        if not mine:
+            raise _unknown("There is no such request, or it has ended.")
+        served.engine.abort(mine)
+        return json_response({"id": request_id, "aborted": True})
+
+
+def _caller(request: Request) -> Caller:
+    caller = request.state.caller
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def _text(served: Served, ids: list[int]) -> str:
+    return served.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _unknown(text: str) -> RequestError:
+    return RequestError(text, status=404, code="not_found")

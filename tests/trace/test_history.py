@@ -1,0 +1,87 @@
+"""What a reader makes of the record equals what was true when it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.engine.core import EngineCore
+from paceline.simulate import scenario as scripted
+from paceline.trace import History
+from paceline.trace.explain import PARTS, explain_batch, explain_request
+from paceline.trace.story import tell_request
+from tests.engine.harness import Scenario, scenarios
+from tests.simulate.test_scenario import CASES
+from tests.trace.timed import TimedHarness
+
+SETTINGS = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@SETTINGS
+@given(scenarios(), st.integers(1, 5000))
+def test_every_batch_is_explained_as_it_was(scenario: Scenario, chunk_bytes: int) -> None:
+    run = TimedHarness(scenario)
+    run.run()
+    history = run.history(chunk_bytes)
+    assert list(history.batches) == [seen["batch"] for seen in run.seen_batches]
+    for seen in run.seen_batches:
+        told = explain_batch(history, seen["batch"])
+        assert told is not None
+        for field in ("slices", "status", "why_not"):
+            assert getattr(told, field) == seen[field], field
+
+
+@SETTINGS
+@given(scenarios())
+def test_every_request_is_explained_as_it_was(scenario: Scenario) -> None:
+    run = TimedHarness(scenario)
+    run.run()
+    history = run.history()
+    for request_id, seen in run.seen.items():
+        refused = [event for event in history.refused if event.id == request_id]
+        if refused:
+            assert seen.status == "FINISHED_REFUSED"
+            continue
+        record = history.request(request_id)
+        assert record is not None
+        told = explain_request(history, record)
+        assert told.status == seen.status
+        cut = seen.told_to_finish and told.output_tokens == seen.arrival.stop_text_at
+        assert cut or told.output_tokens == len(seen.tokens)
+        assert told.complete
+        assert told.total is not None
+        assert told.total_parts is not None
+        assert set(told.total_parts) == set(PARTS)
+        assert all(seconds >= 0 for seconds in told.total_parts.values())
+        assert sum(told.total_parts.values()) == pytest.approx(told.total)
+        if seen.tokens:
+            assert told.time_to_first_token_parts is not None
+            assert sum(told.time_to_first_token_parts.values()) == pytest.approx(told.time_to_first_token)
+        positions = [step.tokens for step in told.batches if step.tokens is not None]
+        assert positions == [b["slices"][request_id] for b in run.seen_batches if request_id in b["slices"]]
+        assert tell_request(told)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
+def test_the_scripted_cases_are_explained_as_expected(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = []
+
+    class Core(EngineCore):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[arg-type]
+            cores.append(self)
+
+    monkeypatch.setattr(scripted, "EngineCore", Core)
+    scenario = scripted.load_scenario(case)
+    scripted.run_scenario(scenario)
+    history = History()
+    history.feed(cores[0].recorder.read(0).lines)
+    for expected in scenario.expected["batches"]:
+        told = explain_batch(history, expected["batch"])
+        assert told is not None
+        assert {name: list(positions) for name, positions in told.slices.items()} == expected["slices"]
+        assert told.status == expected["status"]
+        assert told.why_not == expected["why_not"]
