@@ -135,7 +135,8 @@ class FakeMonitor:
                         _, key, item = self._events[place]
                         frame[key].append(item)
                         place += 1
-                    yield _event("frame", frame | self._facts(told))
+                    last = told == now
+                    yield _event("frame", frame | {"now": now} | (self._facts(now) if last else {}))
                 await asyncio.sleep(FRAME)
             self.break_off = False
         finally:

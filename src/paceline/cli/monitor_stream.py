@@ -58,13 +58,13 @@ Idle = tuple[int, float, float, str]  # stage, start, end, cause
 
 
 class Frame(msgspec.Struct):
-    """News since the frame before. Times are seconds on the core's clock."""
+    """News since the frame before; figures and requests are in the last of several. Times in seconds of the core's clock."""
 
     now: float
-    tiles: Tiles
     spans: list[Span] = []
     idle: list[Idle] = []
-    requests: list[LiveRequest] = []
+    tiles: Tiles | None = None
+    requests: list[LiveRequest] | None = None
     dropped: int = 0
 
 
@@ -73,18 +73,24 @@ class Record:
 
     Attributes:
         spans, idle: by stage, in order of arrival.
-        frame: the newest frame, None before the first.
+        now: of the newest frame.
+        tiles, requests, dropped: the newest ones; no tiles before there are any.
     """
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
-        self.frame: Frame | None = None
+        self.now = hello.now
+        self.tiles: Tiles | None = None
+        self.requests: list[LiveRequest] = []
+        self.dropped = 0
         self.spans: list[list[Span]] = [[] for _ in range(hello.stages)]
         self.idle: list[list[Idle]] = [[] for _ in range(hello.stages)]
 
     def add(self, frame: Frame) -> None:
         """Take in a frame, and forget what is older than a minute."""
-        self.frame = frame
+        self.now, self.dropped = frame.now, frame.dropped
+        self.tiles = frame.tiles or self.tiles
+        self.requests = self.requests if frame.requests is None else frame.requests
         for span in frame.spans:
             self.spans[span[0]].append(span)
         for idle in frame.idle:

@@ -77,9 +77,9 @@ class _Top:
                 record = Record(event)
             elif record is not None:
                 record.add(event)
-                if event.now >= record.hello.now:  # the backlog is told
+                if event.tiles is not None and event.now >= record.hello.now:  # the minute before is told
                     break
-        if record is None or record.frame is None:
+        if record is None or record.tiles is None:
             raise ServerError(f"{self._url} told nothing")
         console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
         console.print(picture(record, console.width, _HEIGHT_WITHOUT_TERMINAL, self._seconds, self._url))

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.monitor_stream import Frame, LiveRequest, Record
+from paceline.cli.monitor_stream import LiveRequest, Record, Tiles
 
 # The page's own colours (pages/palette.js).
 BATCHES = ("#0072b2", "#e69f00", "#009e73", "#56b4e9", "#cc79a7", "#d55e00")
@@ -36,17 +36,17 @@ _ROOMY = 30  # lines of a window that has some to spare
 
 def picture(record: Record, width: int, height: int, seconds: float, state: str) -> RenderableType:
     """Everything that fits into `width` times `height` characters; lanes show the last `seconds`."""
-    frame = record.frame
-    if frame is None:
+    tiles = record.tiles
+    if tiles is None:
         return Text(state)
     hello = record.hello
     title = Text(f"{hello.model} · {_stages(len(record.spans))} · pacing {hello.pacing}", style="bold")
-    head = [*_flow([title, Text(state)], width), *_figures(frame, width)]
+    head = [*_flow([title, Text(state)], width), *_figures(tiles, record.dropped, width)]
     foot = _legend(width)
-    lanes = _lanes(record, frame, width, seconds, max(height - len(head) - len(foot) - 2, _ROWS_OF_A_LANE))
+    lanes = _lanes(record, tiles, width, seconds, max(height - len(head) - len(foot) - 2, _ROWS_OF_A_LANE))
     blank = [Text()] if height >= _ROOMY else []
     room = height - len(head) - len(lanes) - len(foot) - 3 * len(blank)
-    return Group(*head, *blank, *lanes, *blank, *_requests(frame.requests, width, room), *blank, *foot)
+    return Group(*head, *blank, *lanes, *blank, *_requests(record.requests, width, room), *blank, *foot)
 
 
 def _stages(count: int) -> str:
@@ -62,8 +62,7 @@ def _cut(text: Text, width: int) -> Text:
 # ---------------------------------------------------------------- figures
 
 
-def _figures(frame: Frame, width: int) -> list[Text]:
-    tiles = frame.tiles
+def _figures(tiles: Tiles, dropped: int, width: int) -> list[Text]:
     ages = [age for age in tiles.last_step_age_s if age is not None]
     facts = [
         ("bubble", "–" if tiles.bubble is None else f"{tiles.bubble:.0%}"),
@@ -76,8 +75,8 @@ def _figures(frame: Frame, width: int) -> list[Text]:
         ("preemptions", str(tiles.preemptions)),
         ("oldest step", duration(max(ages)) if ages else "–"),
     ]
-    if frame.dropped:
-        facts.append(("lost frames", str(frame.dropped)))
+    if dropped:
+        facts.append(("lost frames", str(dropped)))
     return _flow([Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in facts], width)
 
 
@@ -101,14 +100,14 @@ def duration(seconds: float) -> str:
 # ---------------------------------------------------------------- lanes
 
 
-def _lanes(record: Record, frame: Frame, width: int, seconds: float, rows: int) -> list[Text]:
-    end = frame.now - _BEHIND
+def _lanes(record: Record, tiles: Tiles, width: int, seconds: float, rows: int) -> list[Text]:
+    end = record.now - _BEHIND
     shown = min(len(record.spans), rows // _ROWS_OF_A_LANE)
     lines = []
     for stage in range(shown):
         halves = _halves(record, stage, end - seconds, end, 2 * width)
         busy = sum(batch is not None for batch, _ in halves) / len(halves)
-        age = frame.tiles.last_step_age_s[stage] if stage < len(frame.tiles.last_step_age_s) else None
+        age = tiles.last_step_age_s[stage] if stage < len(tiles.last_step_age_s) else None
         parts = [f"{record.hello.layers[stage]} layers", f"busy {busy:.0%} of {seconds:g} s"]
         if age is not None:
             parts.append(f"last step {duration(age)} ago")
