@@ -12,7 +12,7 @@ const paceline::Kernels *chosen = &paceline::scalar::kernels;
 }  // namespace
 
 // Changes with the layout of the argument structs, so that an older build beside newer Python code is noticed.
-EXPORT int32_t paceline_interface() { return 3; }
+EXPORT int32_t paceline_interface() { return 4; }
 
 // 0 scalar, 1 AVX2 + FMA + F16C, 2 AVX-512: the best that this processor and build can run.
 EXPORT int32_t paceline_best_path() {
@@ -72,3 +72,5 @@ EXPORT int32_t paceline_unpack(const paceline::UnpackArgs *args) {
     if (status == paceline::OK) chosen->packed->unpack(*args);
     return status;
 }
+
+EXPORT int32_t paceline_layers(const paceline::LayersArgs *args) { return paceline::run_layers(*chosen, *args); }

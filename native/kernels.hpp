@@ -87,6 +87,39 @@ struct UnpackArgs {
     int32_t format;
 };
 
+// A product with up to three matrices one below the other.
+struct LinearParts {
+    const void *weight[3];
+    int64_t outputs[3];
+    int32_t format[3];
+    int32_t parts;
+    const float *bias;  // of all outputs, or null
+};
+
+struct LayerWeights {
+    const float *input_norm, *mlp_norm;
+    LinearParts qkv, output, gate_up, down;
+    void *k_cache, *v_cache;
+};
+
+// What a part of a layer costs is counted under these, in nanoseconds.
+enum Operation : int32_t {
+    TIME_NORM, TIME_QKV, TIME_ROTATE, TIME_ATTENTION, TIME_OUTPUT, TIME_GATE_UP, TIME_ACTIVATION, TIME_DOWN, OPERATIONS
+};
+
+// A stage's layers on one batch. `residual` comes in as the hidden states; afterwards the result is residual + delta.
+struct LayersArgs {
+    const LayerWeights *layers;
+    float *residual, *delta;              // [rows, hidden], rows contiguous
+    float *x, *qkv, *mixed, *gate_up, *activated;  // room for all rows
+    const int64_t *keep;                  // null; or the rows, rising, that go on after the last layer's attention
+    int64_t *nanoseconds;                 // null, or [OPERATIONS], added to
+    int64_t num_layers, kept, hidden, intermediate;
+    RotateArgs rotate;                    // without q, k, v and the caches
+    AttentionArgs attention;              // without q, out and the caches
+    float eps;
+};
+
 // What an exported function returns; native.py has a text for each.
 enum Status : int32_t {
     OK = 0,
@@ -97,6 +130,7 @@ enum Status : int32_t {
     BAD_CONTEXT_LENGTH = 5,
     BAD_BLOCK = 6,
     BAD_ROW = 7,
+    BAD_KEEP = 8,
 };
 
 // Whether every number that the kernels use as an index lies inside its tensor. Costs a look at each.
@@ -118,6 +152,8 @@ struct Kernels {
     Status (*attention)(const AttentionArgs &);
     const PackedKernels *packed;
 };
+
+Status run_layers(const Kernels &, const LayersArgs &);
 
 namespace scalar { extern const Kernels kernels; extern const PackedKernels packed_kernels; }
 namespace avx2 { extern const Kernels kernels; extern const PackedKernels packed_kernels; }

@@ -21,8 +21,9 @@ PROBLEMS = {
     5: "context_lens: shorter than the sequence's rows, or longer than its block table",
     6: "block_tables: a block number outside of k_cache",
     7: "rows: outside of the packed matrix",
+    8: "keep: must rise and name rows of the batch",
 }
-_INTERFACE = 3  # the layout of the structs below; native/api.cpp has the same number
+_INTERFACE = 4  # the layout of the structs below; native/api.cpp has the same number
 _LIBRARY = "_native.so"
 
 
@@ -87,6 +88,43 @@ class UnpackArgs(ctypes.Structure):
     """Arguments of ``paceline_unpack``; native/kernels.hpp says what each means."""
 
     _fields_ = _fields("weight rows out", "count columns outputs", [("format", ctypes.c_int32)])
+
+
+class LinearParts(ctypes.Structure):
+    """A product inside a layer; native/kernels.hpp says what each means."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p * 3),
+        ("outputs", ctypes.c_int64 * 3),
+        ("format", ctypes.c_int32 * 3),
+        ("parts", ctypes.c_int32),
+        ("bias", ctypes.c_void_p),
+    ]
+
+
+class LayerWeights(ctypes.Structure):
+    """One layer; native/kernels.hpp says what each means."""
+
+    _fields_ = [
+        ("input_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("qkv", LinearParts),
+        ("output", LinearParts),
+        ("gate_up", LinearParts),
+        ("down", LinearParts),
+        ("k_cache", ctypes.c_void_p),
+        ("v_cache", ctypes.c_void_p),
+    ]
+
+
+class LayersArgs(ctypes.Structure):
+    """Arguments of ``paceline_layers``; native/kernels.hpp says what each means."""
+
+    _fields_ = _fields(
+        "layers residual delta x qkv mixed gate_up activated keep nanoseconds",
+        "num_layers kept hidden intermediate",
+        [("rotate", RotateArgs), ("attention", AttentionArgs), ("eps", ctypes.c_float)],
+    )
 
 
 def load_library() -> tuple[ctypes.CDLL, str]:

@@ -70,14 +70,14 @@ class PackedLinear:
         self.matrices = matrices
         self.out_features = sum(matrix.out_features for matrix in matrices)
         self.nbytes = sum(matrix.nbytes for matrix in matrices) + (bias.nbytes if bias is not None else 0)
-        self._bias = bias
+        self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         out = torch.empty((x.shape[0], self.out_features))
         first = 0
         for matrix in self.matrices:
             end = first + matrix.out_features
-            matrix.product(x, None if self._bias is None else self._bias[first:end], out[:, first:end])
+            matrix.product(x, None if self.bias is None else self.bias[first:end], out[:, first:end])
             first = end
         return out
 

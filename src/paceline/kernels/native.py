@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.kernels.library import PROBLEMS, AttentionArgs, NormArgs, RotateArgs, SiluArgs, load_library
 
-_KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class NativeKernels:
@@ -117,7 +117,7 @@ class NativeKernels:
             block_size,
             cos.shape[0],
             num_blocks * block_size,
-            _KV_TYPES[k_cache.dtype],
+            KV_TYPES[k_cache.dtype],
         )
         _raise_for(self._rotate(byref(arguments)))
 
@@ -165,7 +165,7 @@ class NativeKernels:
             rows,
             num_blocks,
             block_tables.shape[1],
-            _KV_TYPES[k_cache.dtype],
+            KV_TYPES[k_cache.dtype],
             window,
             scale,
             soft_cap,
@@ -201,5 +201,5 @@ def _vector(tensor: Tensor, dtype: torch.dtype, length: int) -> bool:
 
 def _check_caches(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> None:
     same = k_cache.shape == v_cache.shape and k_cache.dtype == v_cache.dtype
-    usable = k_cache.dim() == 4 and k_cache.shape[3] == head_dim and k_cache.dtype in _KV_TYPES
+    usable = k_cache.dim() == 4 and k_cache.shape[3] == head_dim and k_cache.dtype in KV_TYPES
     _check(same and usable and k_cache.is_contiguous() and v_cache.is_contiguous(), "k_cache and v_cache", k_cache)

@@ -22,7 +22,8 @@ FLOAT_FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF
 
 
 @cache
-def _library() -> CDLL:
+def library() -> CDLL:
+    """The native library of this process, loaded once."""
     return load_library()[0]
 
 
@@ -30,7 +31,7 @@ def packed_bytes(format_name: str, rows: int, columns: int) -> int | None:
     """What a matrix takes when it is packed; None if the format is unknown or its blocks do not fit the columns."""
     if format_name not in FORMATS:
         return None
-    nbytes: int = _library().paceline_packed_bytes(FORMATS.index(format_name), rows, columns)
+    nbytes: int = library().paceline_packed_bytes(FORMATS.index(format_name), rows, columns)
     return None if nbytes < 0 else nbytes
 
 
@@ -47,7 +48,7 @@ class PackedMatrix:
     """
 
     def __init__(self, format_name: str, raw: Tensor, columns: int) -> None:
-        library = _library()
+        native = library()
         self.format_name = format_name
         self.out_features, self.in_features = raw.shape[0], columns
         size = packed_bytes(format_name, self.out_features, columns)
@@ -59,15 +60,24 @@ class PackedMatrix:
         self._data = torch.empty(size + _LINE, dtype=torch.uint8)
         self._address = self._data.data_ptr() + -self._data.data_ptr() % _LINE
         arguments = PackArgs(raw.data_ptr(), self._address, self.out_features, columns, self._format)
-        library.paceline_pack(byref(arguments))
-        self._product = library.paceline_packed_product
-        self._unpack = library.paceline_unpack
+        native.paceline_pack(byref(arguments))
+        self._product = native.paceline_packed_product
+        self._unpack = native.paceline_unpack
 
     @classmethod
     def from_floats(cls, weight: Tensor) -> PackedMatrix:
         """A matrix of 16- or 32-bit floats, kept as it is."""
         rows = weight.detach().contiguous()
         return cls(FLOAT_FORMATS[weight.dtype], rows.view(torch.uint8), weight.shape[1])
+
+    @property
+    def address(self) -> int:
+        """Where the panels begin, for calls that name many matrices."""
+        return self._address
+
+    @property
+    def format_number(self) -> int:
+        return self._format
 
     @property
     def nbytes(self) -> int:

@@ -1,8 +1,8 @@
 """The one decoder: any range of layers of any :class:`ModelSpec`, over a paged KV cache.
 
-A layer is nine calls: norm, q·k·v product, rotation and KV write, attention, output product, norm, gate·up product,
-activation, down product. All K and V of a batch are written before any row attends, so a row may read what another
-row of the same batch wrote.
+A layer is nine operations: norm, q·k·v product, rotation and KV write, attention, output product, norm, gate·up product,
+activation, down product; with packed weights, one native call runs those of all layers. All K and V of a batch are
+written before any row attends, so a row may read what another row of the same batch wrote.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from paceline import kernels
 from paceline.kernels import Linear, shares_weight
 from paceline.models.inputs import BatchInputs
 from paceline.models.loader import Loader, Progress, WeightSource
+from paceline.models.native_layers import NativeLayers
 from paceline.models.rotary import cos_sin_tables
 from paceline.models.spec import EMBEDDING, FINAL_NORM, HEAD, ModelSpec, stage_tensors
 
 
-class _Layer:
+class Layer:
     """The weights of one layer."""
 
     def __init__(self, loader: Loader, layer: int) -> None:
@@ -76,12 +77,14 @@ class StageModel:
         total = len(stage_tensors(spec, first, last))
         loader = Loader(source, dtype, self.device, total, packed=packed, progress=progress)
         self.embedding = loader.embedding(EMBEDDING) if self.is_first else None
-        self.layers = [_Layer(loader, layer) for layer in range(first, last)]
+        self.layers = [Layer(loader, layer) for layer in range(first, last)]
         self.final_norm = loader.take(FINAL_NORM) if self.is_last else None
         self.head = self._load_head(loader) if self.is_last else None
         cos, sin = cos_sin_tables(spec.rope, self.max_position, spec.max_position)
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
         self._caches: list[tuple[Tensor, Tensor]] = []
+        self._packed = packed
+        self.native_layers: NativeLayers | None = None  # made with the caches, when weights are packed
 
     def _load_head(self, loader: Loader) -> Linear:
         if not self.spec.tie_embeddings:
@@ -106,6 +109,8 @@ class StageModel:
         self._caches = [
             (_lazy_zeros(shape, dtype, self.device), _lazy_zeros(shape, dtype, self.device)) for _ in self.layers
         ]
+        if self._packed:
+            self.native_layers = NativeLayers(self.spec, self.layers, self._caches, self._cos, self._sin)
 
     @torch.inference_mode()
     def forward(self, batch: BatchInputs, hidden: Tensor | None = None) -> Tensor:
@@ -121,6 +126,9 @@ class StageModel:
         residual = hidden if self.embedding is None else self.embedding(batch.token_ids)
         assert residual is not None, "a stage that is not the first needs hidden states"
         delta = None  # what the layer before has yet to add to the residual
+        if self.native_layers is not None:
+            residual, delta = self.native_layers(batch, residual, is_last=self.is_last)
+            return self._logits(delta, residual) if self.is_last else residual.add_(delta)
         for i, (layer, cache) in enumerate(zip(self.layers, self._caches, strict=True)):
             mixed = self._attend(layer, cache, batch, residual, delta)
             if self.is_last and i == len(self.layers) - 1:
@@ -133,7 +141,7 @@ class StageModel:
 
     def _attend(
         self,
-        layer: _Layer,
+        layer: Layer,
         cache: tuple[Tensor, Tensor],
         batch: BatchInputs,
         residual: Tensor,
@@ -165,7 +173,7 @@ class StageModel:
         )
         return mixed.view(rows, spec.q_size)
 
-    def _mix(self, layer: _Layer, delta: Tensor, residual: Tensor) -> Tensor:
+    def _mix(self, layer: Layer, delta: Tensor, residual: Tensor) -> Tensor:
         x = kernels.add_rms_norm(delta, residual, layer.mlp_norm, self.spec.rms_eps)
         return layer.down(kernels.silu_mul(layer.gate_up(x)))
 

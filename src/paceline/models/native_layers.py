@@ -1,0 +1,140 @@
+"""All layers of a stage in one native call, for packed weights: the same kernels in the same order, so the same bits.
+
+One call instead of nine per layer: at eight rows, Python and ctypes took a tenth of a step.
+"""
+
+from __future__ import annotations
+
+from ctypes import Array, addressof, byref, c_int64
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.library import PROBLEMS, LayersArgs, LayerWeights, LinearParts
+from paceline.kernels.linear import Linear, PackedLinear
+from paceline.kernels.native import KV_TYPES
+from paceline.kernels.packed import library
+from paceline.models.inputs import BatchInputs
+from paceline.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from paceline.models.decoder import Layer
+
+OPERATIONS = ("norms", "q·k·v", "rotation", "attention", "output", "gate·up", "activation", "down")
+
+
+class NativeLayers:
+    """A stage's layers with their caches, ready to be called.
+
+    Args:
+        caches: K and V of each layer, [blocks, kv_heads, block_size, head_dim], all of one shape and type.
+        cos, sin: [positions, half of the rotated dimensions] float32.
+
+    Attributes:
+        nanoseconds: what each of OPERATIONS took over all calls, counted when `profile` is set.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layers: list[Layer],
+        caches: list[tuple[Tensor, Tensor]],
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        profile: bool = False,
+    ) -> None:
+        self._spec = spec
+        self._kept_alive = (layers, caches, cos, sin)  # the structs below hold bare addresses
+        self._weights = (LayerWeights * len(layers))()
+        for weights, layer, (k_cache, v_cache) in zip(self._weights, layers, caches, strict=True):
+            weights.input_norm, weights.mlp_norm = layer.input_norm.data_ptr(), layer.mlp_norm.data_ptr()
+            for name in ("qkv", "output", "gate_up", "down"):
+                _fill(getattr(weights, name), getattr(layer, name))
+            weights.k_cache, weights.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+        self._cache = caches[0][0]
+        self._cos, self._sin = cos, sin
+        self._buffers: list[Tensor] = []
+        self._room = 0
+        self.nanoseconds: Array[c_int64] = (c_int64 * len(OPERATIONS))()
+        self._profile = profile
+        self._call = library().paceline_layers
+
+    def __call__(self, batch: BatchInputs, residual: Tensor, *, is_last: bool) -> tuple[Tensor, Tensor]:
+        """Run all layers.
+
+        Args:
+            residual: [T, hidden] float32, contiguous; overwritten.
+            is_last: only `batch.sample_rows` go on after the last layer's attention.
+
+        Returns:
+            residual and what is yet to be added to it, [T or R, hidden]; both valid until the next call.
+
+        Raises:
+            ValueError: a position, slot or block number lies outside of its table.
+        """
+        rows, spec = residual.shape[0], self._spec
+        if residual.dtype is not torch.float32 or residual.shape[1] != spec.hidden_size or not residual.is_contiguous():
+            raise ValueError(f"residual: {residual.dtype} {tuple(residual.shape)} cannot be used")
+        self._make_room(rows)
+        delta, x, qkv, mixed, gate_up, activated = self._buffers
+        num_blocks, kv_heads, block_size, head_dim = self._cache.shape
+        kv_type = KV_TYPES[self._cache.dtype]
+        args = LayersArgs(
+            layers=addressof(self._weights),
+            residual=residual.data_ptr(),
+            delta=delta.data_ptr(),
+            x=x.data_ptr(),
+            qkv=qkv.data_ptr(),
+            mixed=mixed.data_ptr(),
+            gate_up=gate_up.data_ptr(),
+            activated=activated.data_ptr(),
+            keep=batch.sample_rows.data_ptr() if is_last else None,
+            nanoseconds=addressof(self.nanoseconds) if self._profile else None,
+            num_layers=len(self._weights),
+            kept=len(batch.sample_rows) if is_last else 0,
+            hidden=spec.hidden_size,
+            intermediate=spec.intermediate_size,
+            eps=spec.rms_eps,
+        )
+        rotate, attention = args.rotate, args.attention
+        rotate.cos, rotate.sin = self._cos.data_ptr(), self._sin.data_ptr()
+        rotate.positions, rotate.slots = batch.positions.data_ptr(), batch.slots.data_ptr()
+        rotate.half, rotate.table_rows = self._cos.shape[1], self._cos.shape[0]
+        rotate.num_slots = num_blocks * block_size
+        attention.block_tables, attention.table_stride = batch.block_tables.data_ptr(), batch.block_tables.stride(0)
+        attention.table_width, attention.num_blocks = batch.block_tables.shape[1], num_blocks
+        attention.query_starts, attention.context_lens = batch.query_starts.data_ptr(), batch.context_lens.data_ptr()
+        attention.sequences = len(batch.context_lens)
+        attention.scale = head_dim**-0.5
+        for part in (rotate, attention):
+            part.rows, part.heads, part.kv_heads, part.head_dim = rows, spec.num_heads, kv_heads, head_dim
+            part.block_size, part.kv_type = block_size, kv_type
+        if status := self._call(byref(args)):
+            raise (MemoryError if status == 1 else ValueError)(PROBLEMS[status])
+        left = args.kept if is_last else rows
+        return residual[:left], delta[:left]
+
+    def _make_room(self, rows: int) -> None:
+        """Buffers for so many rows, kept for later batches."""
+        if rows <= self._room:
+            return
+        spec, self._room = self._spec, rows
+        widths = (
+            spec.hidden_size,
+            spec.hidden_size,
+            spec.q_size + 2 * spec.kv_size,
+            spec.q_size,
+            2 * spec.intermediate_size,
+            spec.intermediate_size,
+        )
+        self._buffers = [torch.empty((rows, width)) for width in widths]
+
+
+def _fill(parts: LinearParts, linear: Linear) -> None:
+    assert isinstance(linear, PackedLinear)
+    parts.parts = len(linear.matrices)
+    for i, matrix in enumerate(linear.matrices):
+        parts.weight[i], parts.outputs[i], parts.format[i] = matrix.address, matrix.out_features, matrix.format_number
+    parts.bias = None if linear.bias is None else linear.bias.data_ptr()
