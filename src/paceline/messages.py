@@ -224,6 +224,7 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     num_stages: int
     layer_split: list[int]
     dtype: str
+    activation_bytes: int = 0  # per token, from one stage to the next
 
 
 class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):

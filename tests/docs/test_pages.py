@@ -19,6 +19,7 @@ PAGES += ["docs/trace.md"]
 FLAGS = {row.flag for config in (EngineConfig, ServerConfig) for row in options(config).values()}
 # Flags that are not options of the server: `paceline complete`, `--print-config`, and curl's and pip's own.
 OTHER_FLAGS = {"--quick", "--temperature", "--max-tokens", "--print-config"}
+OTHER_FLAGS |= {"--seconds"}  # of `paceline trace`
 OTHER_FLAGS |= {"--batch", "--request", "--trace", "--json"}  # of `paceline explain`
 
 

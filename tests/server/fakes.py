@@ -18,6 +18,7 @@ from paceline.server.app import build_app
 from paceline.server.sampling import SamplingDefaults
 from paceline.server.state import Phase, Served, ServerState
 from paceline.trace import Recorder
+from paceline.trace.events import Facts
 
 EOS = 256
 MAX_MODEL_LEN = 100
@@ -83,7 +84,7 @@ class FakeEngine:
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
         self.labels: list[str] = []
         self.owners: list[str] = []
-        self.recorder = Recorder()
+        self.recorder = Recorder(facts=Facts(stages=2, depth=2))
         self.trace = TraceReader(self, 2**20)
         self.fail_after: int | None = None
         self.die_after: int | None = None

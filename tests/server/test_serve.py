@@ -59,6 +59,10 @@ async def test_throughput_is_logged_while_there_is_some(
     await site.complete()
     (line,) = await next_interval()
     assert line.startswith("prompt 0.3 tokens/s, generation 1.2 tokens/s, running 3, waiting 2")
-    assert line.endswith("KV cache 25.0%, prefix hits 25.0%")
+    assert line.endswith("KV cache 25.0%, prefix hits 25.0%, bubble -, imbalance -")
+    site.state.metrics.pipeline.bubble, site.state.metrics.pipeline.imbalance = 0.125, 1.1
+    await site.complete()
+    (line,) = await next_interval()
+    assert line.endswith("bubble 12.5%, imbalance 1.10")
     assert await next_interval() == []
     task.cancel()

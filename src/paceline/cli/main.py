@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "complete": ("paceline.cli.complete", "let a running server continue a text"),
     "top": ("paceline.cli.top", "watch the pipeline of a running server in the terminal"),
     "explain": ("paceline.cli.explain", "tell what happened to a request, or what was in a batch"),
+    "trace": ("paceline.cli.trace", "save what the pipeline did as a file for Perfetto"),
     "schedule": ("paceline.cli.schedule", "show what the scheduler does with a scripted scenario"),
     "bench": ("paceline.cli.bench", "measure speed"),
     "pull": ("paceline.cli.pull", "fetch a known model into the cache"),

@@ -120,6 +120,7 @@ def start_pipeline(
         num_stages=len(split),
         layer_split=split,
         dtype=resolved_dtype(engine),
+        activation_bytes=checkpoint.spec.hidden_size * (4 if resolved_dtype(engine) == "float32" else 2),
     )
     return pipeline, ready
 

@@ -20,22 +20,14 @@ class StatsSource(Protocol):
 
 
 class CoreCollector(Collector):
-    """Translates :class:`CoreStats`; yields nothing before a source is attached."""
+    """Translates the :class:`CoreStats` of `source`; before its first report nothing has happened yet."""
 
-    def __init__(self) -> None:
-        self._labels: tuple[str, ...] = ()
-        self._source: StatsSource | None = None
-        self._num_blocks = 0
-
-    def attach(self, labels: tuple[str, ...], source: StatsSource, num_blocks: int, num_stages: int) -> None:
-        """Read from `source` from now on; before its first report nothing has happened yet."""
+    def __init__(self, labels: tuple[str, ...], source: StatsSource, num_blocks: int, num_stages: int) -> None:
         self._labels, self._source = labels, source
         self._before = CoreStats(0, 0, 0, num_blocks, 0, 0, 0, 0, 0, [0.0] * num_stages, [0.0] * num_stages, 0.0)
 
     def collect(self) -> Iterator[Metric]:
         """Gauges and counters of the core."""
-        if self._source is None:
-            return
         stats = self._source.stats or self._before
         waiting = {"capacity": stats.num_waiting - stats.num_deferred, "deferred": stats.num_deferred}
         free = stats.num_blocks - stats.num_blocks_used

@@ -51,6 +51,8 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 _BATCH = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CHOICES = (1, 2, 5, 10, 20)
 _HTTP = (0.1, 0.5, 1)
+_STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_LINK = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ VLLM = (
     _histogram("vllm:request_max_num_generation_tokens", "Most output tokens of a request's answers.", _TOKENS),
     _histogram("vllm:request_params_n", "Answers asked for per prompt (n).", _CHOICES),
     _histogram("vllm:request_params_max_tokens", "max_tokens per request.", _TOKENS),
+    _histogram("vllm:iteration_tokens_total", "Tokens per batch.", _BATCH),
 )
 
 HTTP = (
@@ -124,8 +127,24 @@ HTTP = (
 PACELINE = (
     _counter("paceline:batches", "Batches made."),
     _gauge("paceline:microbatches_in_flight", "Batches in flight."),
+    _histogram("paceline:microbatch_tokens", "Tokens per batch.", _BATCH),
+    _histogram("paceline:stage_step_seconds", "A stage's time for one batch.", _STEP, "stage", "phase"),
     _counter("paceline:stage_busy_seconds", "Time in which a stage worked.", "stage"),
+    _counter("paceline:stage_idle_seconds", "Time in which a stage did not work, by cause.", "stage", "cause"),
     _counter("paceline:stage_cpu_seconds", "CPU time of a stage's work.", "stage"),
+    _gauge(
+        "paceline:bubble_ratio", "Part of the stages' time, in the last 10 s, that they idled although there was work."
+    ),
+    _gauge("paceline:stage_imbalance_ratio", "Busiest stage ÷ mean, in the last 10 s; 0 if none worked."),
+    _gauge("paceline:last_step_age_seconds", "Since a stage finished its latest batch.", "stage"),
+    _histogram(
+        "paceline:link_send_seconds",
+        "From when activations left a stage until the next one had them, waiting for a busy stage included.",
+        _LINK,
+        "from",
+        "to",
+    ),
+    _counter("paceline:link_bytes", "Bytes of activations sent from stage to stage.", "from", "to"),
     _gauge("paceline:kv_blocks_free", "Blocks of a stage's KV cache that nobody holds.", "stage"),
     _counter("paceline:requests_cut", "Requests that ended without a finish reason."),
     _counter("paceline:unknown_request_fields", "Request fields that nobody knows, ignored."),

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
 from paceline.config import EngineConfig
 from paceline.messages import CoreReady
 from paceline.server.core_metrics import CoreCollector, StatsSource
-from paceline.server.metric_table import CACHE_FACTS, TABLE
+from paceline.server.metric_maker import MetricMaker
+from paceline.server.metric_table import CACHE_FACTS
+from paceline.server.pipeline_metrics import PipelineMetrics
 
 if TYPE_CHECKING:
     from paceline.engine.choice import Choice
 
-M = TypeVar("M", Counter, Gauge, Histogram)
-
-_HISTOGRAMS = (
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "request_time_per_output_token_seconds",
+_OF_A_REQUEST = (
     "e2e_request_latency_seconds",
+    "request_time_per_output_token_seconds",
     "request_queue_time_seconds",
     "request_inference_time_seconds",
     "request_prefill_time_seconds",
@@ -37,68 +35,56 @@ FINISH_REASONS = ("stop", "length", "abort", "timeout")
 
 
 class Metrics:
-    """Counters and histograms of one server; those of the model are silent until :meth:`attach` names it."""
+    """Counters and histograms of one server; those of the model exist once :meth:`attach` has named it.
+
+    Attributes:
+        pipeline: those that come from the record; None before :meth:`attach`.
+    """
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.prompt_tokens = 0
         self.generation_tokens = 0
-        self._core = CoreCollector()
-        self.registry.register(self._core)
+        self.pipeline: PipelineMetrics | None = None
+        self._http = MetricMaker(self.registry)
         ProcessCollector(registry=self.registry)
-        self._families = {name: self._histogram(f"vllm:{name}") for name in _HISTOGRAMS}
-        self._prompt = self._make(Counter, "vllm:prompt_tokens")
-        self._sources = self._make(Counter, "vllm:prompt_tokens_by_source")
-        self._output = self._make(Counter, "vllm:generation_tokens")
-        self._success = self._make(Counter, "vllm:request_success")
-        self._cut = self._make(Counter, "paceline:requests_cut")
-        self._unknown = self._make(Counter, "paceline:unknown_request_fields")
-        self._http_total = self._make(Counter, "http_requests")
-        self._http_seconds = self._histogram("http_request_duration_seconds")
-
-    def _make(self, kind: type[M], name: str) -> M:
-        row = TABLE[name]
-        return kind(name, row.help, row.all_labels, registry=self.registry)
-
-    def _histogram(self, name: str) -> Histogram:
-        row = TABLE[name]
-        return Histogram(name, row.help, row.all_labels, buckets=row.buckets, registry=self.registry)
 
     def attach(self, model: str, info: CoreReady, config: EngineConfig, core: StatsSource) -> None:
         """Name the model, and read the engine core's own counters from `core` from now on."""
         labels = (model, "0")
-        self._core.attach(labels, core, info.num_blocks, info.num_stages)
-        self._histograms = {name: family.labels(*labels) for name, family in self._families.items()}
-        self._ttft = self._histograms["time_to_first_token_seconds"]
-        self._gap = self._histograms["inter_token_latency_seconds"]
-        self._prompt_total, self._output_total = self._prompt.labels(*labels), self._output.labels(*labels)
-        self._computed = self._sources.labels(*labels, "local_compute")
-        self._cached = self._sources.labels(*labels, "local_cache_hit")
-        self._cut_total = self._cut.labels(*labels)
-        self._unknown_total = self._unknown.labels(*labels)
-        self._ended = {reason: self._success.labels(*labels, reason) for reason in FINISH_REASONS}
-        self._make(Gauge, "vllm:engine_sleep_state").labels(*labels, "awake").set(1)
+        self.registry.register(CoreCollector(labels, core, info.num_blocks, info.num_stages))
+        make = MetricMaker(self.registry, labels)
+        self.pipeline = PipelineMetrics(make, info.num_stages, info.activation_bytes)
+        self._ttft = make.histogram("vllm:time_to_first_token_seconds")
+        self._gap = make.histogram("vllm:inter_token_latency_seconds")
+        self._seen = {name: make.histogram(f"vllm:{name}") for name in _OF_A_REQUEST}
+        self._prompt, self._output = make.counter("vllm:prompt_tokens"), make.counter("vllm:generation_tokens")
+        self._computed = make.counter("vllm:prompt_tokens_by_source", "local_compute")
+        self._cached = make.counter("vllm:prompt_tokens_by_source", "local_cache_hit")
+        self._ended = {reason: make.counter("vllm:request_success", reason) for reason in FINISH_REASONS}
+        self._cut = make.counter("paceline:requests_cut")
+        self._unknown = make.counter("paceline:unknown_request_fields")
+        make.gauge("vllm:engine_sleep_state", "awake").set(1)
         facts = (info.block_size, config.kv_cache_dtype, config.enable_prefix_caching, info.num_blocks, info.num_stages)
         assert len(facts) == len(CACHE_FACTS)
-        self._make(Gauge, "vllm:cache_config_info").labels(*labels, *map(str, facts)).set(1)
+        make.gauge("vllm:cache_config_info", *map(str, facts)).set(1)
 
     def on_tokens(self, count: int, first: bool, seconds: float) -> None:
         """`count` new tokens of a request, `seconds` after the ones before (or after its arrival)."""
         self.generation_tokens += count
-        self._output_total.inc(count)
+        self._output.inc(count)
         (self._ttft if first else self._gap).observe(seconds)
 
     def on_prompt(self, count: int, num_cached: int) -> None:
         """A prompt of `count` tokens is there, so many of them from the prefix cache: its first output has come."""
         self.prompt_tokens += count
-        self._prompt_total.inc(count)
+        self._prompt.inc(count)
         self._cached.inc(num_cached)
         self._computed.inc(count - num_cached)
 
     def on_finished(self, choice: Choice, arrival: float, first: float, last: float) -> None:
         """A request ended; times in seconds of the performance counter, `first` 0 without a token."""
-        seen = self._histograms
+        seen = self._seen
         if choice.finish_reason in self._ended:
             self._ended[choice.finish_reason].inc()
         seen["e2e_request_latency_seconds"].observe(time.perf_counter() - arrival)
@@ -121,16 +107,16 @@ class Metrics:
 
     def on_unfinished(self) -> None:
         """A request went away before its end: client gone, refused by the engine, or failed."""
-        self._cut_total.inc()
+        self._cut.inc()
 
     def on_unknown_field(self) -> None:
         """A request had a field that nobody knows."""
-        self._unknown_total.inc()
+        self._unknown.inc()
 
     def on_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         """An HTTP answer is complete. `handler` is a route's path, never what a client wrote."""
-        self._http_total.labels(handler, method, f"{status // 100}xx").inc()
-        self._http_seconds.labels(handler, method).observe(seconds)
+        self._http.counter("http_requests", handler, method, f"{status // 100}xx").inc()
+        self._http.histogram("http_request_duration_seconds", handler, method).observe(seconds)
 
     def render(self) -> bytes:
         """The text that a Prometheus server reads."""

@@ -51,6 +51,7 @@ def add_health_routes(app: FastAPI, state: ServerState) -> None:
     @app.get("/metrics")
     @public
     async def metrics() -> Response:
+        await state.follow_pipeline()
         return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from paceline.config import EngineConfig, ServerConfig
 from paceline.engine.trace_reader import TraceReader
-from paceline.errors import RequestError
+from paceline.errors import EngineDeadError, RequestError
 from paceline.messages import CoreReady, CoreStats, RequestOutput
 from paceline.sampling_params import SamplingParams
 from paceline.server.fields import UnknownFields
@@ -113,6 +113,13 @@ class ServerState:
             detail = f" ({self.waiting_for})" if self.phase is Phase.LOADING else ""
             raise RequestError(f"{_WHY_NOT[self.phase]}{detail}.", status=503, code=self.phase.value)
         return self.served
+
+    async def follow_pipeline(self) -> None:
+        """Let the metrics of the pipeline count what is new on record."""
+        if self.served is None or self.metrics.pipeline is None:
+            return
+        with suppress(EngineDeadError):
+            self.metrics.pipeline.update(await self.served.engine.trace.catch_up())
 
     @contextmanager
     def serving(self, request_id: str, task: asyncio.Task[None]) -> Iterator[None]:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
+
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from paceline.errors import RequestError
-from paceline.server.access import Caller, owner
+from paceline.server.access import Caller, admin, owner
 from paceline.server.service_routes import json_response
 from paceline.server.state import Served, ServerState
 from paceline.trace.answers import answer_batch, answer_request
+from paceline.trace.perfetto import MAX_SECONDS, trace_json
+
+PIECES_AT_ONCE = 200  # events, about a millisecond of work
 
 
 def add_trace_routes(app: FastAPI, state: ServerState) -> None:
@@ -35,6 +43,16 @@ def add_trace_routes(app: FastAPI, state: ServerState) -> None:
             raise _unknown("There is no batch of this number on record.")
         return json_response(answer)
 
+    @app.get("/trace")
+    @admin
+    async def trace(request: Request) -> Response:
+        seconds = _seconds(request)
+        history = await state.require_ready().engine.trace.catch_up()
+        headers = {"content-disposition": 'attachment; filename="paceline-trace.json"'}
+        return StreamingResponse(
+            _yielding(trace_json(history, seconds)), media_type="application/json", headers=headers
+        )
+
     @app.post("/v1/requests/{request_id}/abort")
     @owner
     async def abort(request: Request, request_id: str) -> Response:
@@ -45,6 +63,32 @@ def add_trace_routes(app: FastAPI, state: ServerState) -> None:
             raise _unknown("There is no such request, or it has ended.")
         served.engine.abort(mine)
         return json_response({"id": request_id, "aborted": True})
+
+
+def _seconds(request: Request) -> float:
+    given = request.query_params.get("seconds", "10")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_SECONDS:
+        raise RequestError(
+            f"seconds must be a number above 0, at most {MAX_SECONDS:g}.", code="out_of_range", param="seconds"
+        )
+    return seconds
+
+
+async def _yielding(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Some pieces at a time, so that streams of tokens go on in between."""
+    for some in batched(pieces, PIECES_AT_ONCE):
+        yield b"".join(some)
+        await asyncio.sleep(0)
+
+
+def batched(pieces: Iterator[bytes], count: int) -> Iterator[list[bytes]]:
+    """Lists of `count` pieces; the last may be shorter."""
+    while some := list(islice(pieces, count)):
+        yield some
 
 
 def _caller(request: Request) -> Caller:
