@@ -60,7 +60,7 @@ async def test_every_number_of_stages_gives_the_same_tokens(folder: Path) -> Non
 async def test_the_core_says_what_it_made_and_counts(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with engine(folder, pipeline_parallel_size=2) as running:
-        assert running.info == CoreReady(NUM_BLOCKS, 4, MAX_LEN, 2, [2, 2], "float32")
+        assert running.info == CoreReady(NUM_BLOCKS, 4, MAX_LEN, 2, [2, 2], "float32", 64 * 4)
         assert "KV cache: 256 tokens; at most 2 requests of the maximum length at once" in caplog.messages
         await all_tokens(running)
         await asyncio.wait_for(stats_where_idle(running), 20)
