@@ -91,7 +91,7 @@ def test_pausing_holds_the_picture_and_the_keyboard_reaches_every_batch(browser:
         batch = re.match(r"Batch (\d+)", readout.inner_text())
         assert batch is not None
         expect(page.locator("#detail-title")).to_have_text(f"Batch {batch[1]}")
-        expect(page.locator("#detail")).to_contain_text("RUNNING: token in flight")
+        expect(page.locator("#detail")).to_contain_text(f"RUNNING: in flight in batch {int(batch[1]) - 1}")
         page.locator("#lanes").focus()
         page.keyboard.press("+")
         expect(page.locator("#span")).to_have_text("2.5 s")

@@ -96,12 +96,14 @@ class FakeMonitor:
         async def timeline(name: str) -> Response:
             if not name.startswith("cmpl-"):
                 return _error(404, "not_found", "There is no such request.")
-            return JSONResponse({"id": name, "text": f"{name} arrived and waited 2 ms.\nBatch 1 computed it."})
+            return JSONResponse(
+                {"id": name, "error": "", "text": f"{name} arrived and waited 2 ms.\nBatch 1 computed it."}
+            )
 
         @app.get("/batches/{number}")
         async def batch(number: int) -> Response:
             other = REQUESTS[(number + 1) % 2]
-            told = {"status": {other: "RUNNING"}, "why_not": {other: "TOKEN_IN_FLIGHT"}}
+            told = {"status": {other: "RUNNING"}, "why_not": {other: "IN_FLIGHT"}, "in_flight_in": {other: number - 1}}
             return JSONResponse({"batch": number, "slices": {}} | told)
 
         @app.post("/v1/requests/{name}/abort")

@@ -42,11 +42,15 @@ export class Detail {
     const told = await answerOf(`/batches/${number}`);
     if (this.shown !== mine) return;
     const reasons = Object.entries(told.why_not ?? {});
-    if (told.error || reasons.length === 0) {
-      others.append(element("p", { class: "muted", text: told.error ?? "Every live request was in it." }));
+    if (told.failure || reasons.length === 0) {
+      others.append(element("p", { class: "muted", text: told.failure ?? "Every live request was in it." }));
       return;
     }
-    const lines = reasons.map(([id, reason]) => element("li", {}, this.#button(id), ` ${told.status?.[id] ?? ""}: ${String(reason).replaceAll("_", " ").toLowerCase()}`));
+    const lines = reasons.map(([id, reason]) => {
+      const carrier = told.in_flight_in?.[id];
+      const words = String(reason).replaceAll("_", " ").toLowerCase() + (carrier === undefined ? "" : ` in batch ${carrier}`);
+      return element("li", {}, this.#button(id), ` ${told.status?.[id] ?? ""}: ${words}`);
+    });
     others.append(element("h3", { text: "Not in it" }), element("ul", {}, ...lines));
   }
 
@@ -59,9 +63,9 @@ export class Detail {
       const live = !this.record.isComplete || this.record.isLive(id);
       const told = await answerOf(`/v1/requests/${encodeURIComponent(id)}/timeline`);
       if (this.shown !== mine) return;
-      const text = told.error ?? told.text;
+      const text = told.failure ?? told.text;
       if (story.textContent !== text) story.textContent = text;
-      if (!live || told.error) return;
+      if (!live || told.failure) return;
       await new Promise((settle) => setTimeout(settle, AGAIN_MS));
       if (this.shown !== mine) return;
     }
@@ -72,10 +76,11 @@ export class Detail {
   }
 }
 
+/** The server's answer; `failure` says why there is none. */
 async function answerOf(path) {
   try {
     return await (await call(path, { role: "admin" })).json();
   } catch (error) {
-    return { error: error.message };
+    return { failure: error.message };
   }
 }

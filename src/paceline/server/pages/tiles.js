@@ -29,7 +29,7 @@ export class Tiles {
   constructor(list) {
     this.values = new Map();
     for (const [key, caption, , meaning, unit] of TILES) list.append(this.#tile(key, caption, meaning, unit));
-    list.append(this.#tile("last_step_age_s", "Oldest step", "Age of the last step, of the stage that rested longest", ""));
+    list.append(this.#tile("last_step_age_s", "Last step", "Age of the last step, of the stage that rested longest", ""));
   }
 
   #tile(key, caption, meaning, unit) {
@@ -41,11 +41,12 @@ export class Tiles {
     picture.setAttribute("preserveAspectRatio", "none");
     picture.setAttribute("aria-hidden", "true");
     picture.append(line);
-    this.values.set(key, { value, extra, line });
+    const title = element("dt", { text: caption });
+    this.values.set(key, { title, value, extra, line });
     return element(
       "div",
       { class: "tile", title: meaning },
-      element("dt", { text: caption }),
+      title,
       element("dd", {}, value, extra),
       picture,
     );
@@ -63,8 +64,9 @@ export class Tiles {
     this.values.get("free_blocks").extra.textContent = ` of ${count(tiles.num_blocks)}`;
     const ages = tiles.last_step_age_s.map((age) => age ?? 0);
     const oldest = ages.indexOf(Math.max(...ages));
-    this.values.get("last_step_age_s").value.textContent = duration(tiles.last_step_age_s[oldest]);
-    this.values.get("last_step_age_s").extra.textContent = ` stage ${oldest}`;
+    const { title, value } = this.values.get("last_step_age_s");
+    title.textContent = `Last step, stage ${oldest}`;
+    value.textContent = duration(tiles.last_step_age_s[oldest]);
   }
 }
 
