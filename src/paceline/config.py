@@ -102,7 +102,7 @@ class EngineConfig:
         0, PIPELINE, "Threads of each stage; 0: processor cores ÷ stages.", low=0, high=4096
     )
     loop_back: bool = option(
-        False, PIPELINE, "Hand sampled tokens straight to the first stage, and schedule decodes one round ahead."
+        True, PIPELINE, "Hand sampled tokens straight to the first stage, and schedule decodes one round ahead."
     )
     pin_threads: bool = option(True, PIPELINE, "Keep each stage on its own cores.")
 
