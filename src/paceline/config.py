@@ -243,6 +243,9 @@ class ServerConfig:
     log_stats_interval: float = option(
         10.0, LOGGING, "Seconds between lines about throughput while working; 0: none.", low=0, high=86400
     )
+    otlp_traces_endpoint: str | None = option(
+        None, LOGGING, "OTLP/HTTP address of an OpenTelemetry collector that gets a span per request (paceline[otel])."
+    )
     enable_log_requests: bool = option(False, LOGGING, "Log one line when a request arrives and ends (no prompts).")
     uvicorn_log_level: str = option(
         "warning",
@@ -253,3 +256,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_all(self)
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and (not endpoint.startswith(("http://", "https://")) or not endpoint.split("://")[1]):
+            fix = "Give such as http://localhost:4318 (OTLP over HTTP, not gRPC)."
+            raise ConfigError("otlp_traces_endpoint", endpoint, "is no http address", fix)

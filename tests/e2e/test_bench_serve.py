@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.server.metric_table import TABLE
+from tests.collector import Collector
 from tests.e2e.server import Server, serve
 from tests.trace.trace_format import check
 
@@ -39,10 +40,19 @@ HIDDEN_SIZE = 576
 
 
 @pytest.fixture(scope="module")
-def server(smollm2_gguf: Path) -> Iterator[Server]:
-    options = ["--pipeline-parallel-size", "2", "--num-blocks", "512", "--max-model-len", "512"]
-    with serve(str(smollm2_gguf), *options, "--log-stats-interval", "1") as running:
+def collector() -> Iterator[Collector]:
+    with Collector().running() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_gguf: Path, collector: Collector) -> Iterator[Server]:
+    options = ["--pipeline-parallel-size", "2", "--num-blocks", "512", "--max-model-len", "512"]
+    options += ["--log-stats-interval", "1", "--otlp-traces-endpoint", collector.url]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # milliseconds until spans are sent
+        with serve(str(smollm2_gguf), *options) as running:
+            yield running
 
 
 def test_figures_agree_with_the_server_and_a_warm_cache_is_noticed(server: Server, tmp_path: Path) -> None:
@@ -116,3 +126,18 @@ def test_the_record_as_a_file_for_perfetto(server: Server, tmp_path: Path) -> No
     assert {event["cat"] for event in bars} >= {"prefill", "decode", "idle", "link", "core"}
     assert document["otherData"]["layers"] == [18, 12]
     assert all(0 < uncertainty < 50 for uncertainty in document["otherData"]["stage_clock_uncertainty_ms"])
+
+
+def test_a_span_says_where_a_requests_time_went(server: Server, collector: Collector) -> None:
+    trace = "ab" * 16
+    body = {"prompt": "Once upon a time", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+    headers = {"traceparent": f"00-{trace}-{'cd' * 8}-01"}
+    assert httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).status_code == 200
+    span = next(
+        span for span in iter(lambda: collector.spans(1)[0], None) if span.trace_id == trace and span.attributes
+    )
+    seconds = {name[15:]: value for name, value in span.attributes.items() if name.startswith("gen_ai.latency.")}
+    assert (span.parent_id, span.error) == ("cd" * 8, "")
+    assert span.attributes["gen_ai.usage.completion_tokens"] == 5
+    assert 0 < seconds["time_in_model_forward"] <= seconds["time_in_model_execute"] <= seconds["e2e"]
+    assert 0 <= seconds["time_in_queue"] < seconds["time_to_first_token"] < seconds["e2e"]

@@ -45,7 +45,8 @@ class Generation:
         self._state = state
         self._engine = state.require_ready().engine
         self._origin = origin
-        self._arrival = time.perf_counter()
+        self.arrival = time.perf_counter()
+        self.timers: dict[int, Timer] = {}
         self._deadline = deadline
 
     @property
@@ -65,7 +66,8 @@ class Generation:
         return self._merged()
 
     async def _one(self, choice: Choice) -> AsyncGenerator[Event, None]:
-        metrics, timer = self._state.metrics, _Timer(self._arrival)
+        metrics, timer = self._state.metrics, Timer(self.arrival)
+        self.timers[choice.index] = timer
         outputs = self._engine.generate(
             choice.request_id,
             choice.prompt_token_ids,
@@ -88,7 +90,7 @@ class Generation:
                     if choice.finish_reason is not None:
                         if not output.status:  # a stop string: the engine does not know yet
                             self._engine.finish(choice.request_id, choice.num_output_tokens)
-                        metrics.on_finished(choice, self._arrival, timer.first, timer.last)
+                        metrics.on_finished(choice, self.arrival, timer.first, timer.last)
                         yield choice, delta, True
                         return
                     yield choice, delta, False
@@ -133,7 +135,7 @@ class Generation:
             await asyncio.gather(*pumps, return_exceptions=True)
 
 
-class _Timer:
+class Timer:
     """Times of one choice's outputs, seconds of the performance counter."""
 
     __slots__ = ("arrival", "first", "last")

@@ -19,6 +19,7 @@ from paceline.server.prompts import chat_prompt, completion_prompts
 from paceline.server.protocol import ChatRequest, CompletionRequest, parse
 from paceline.server.sampling import sampling_for
 from paceline.server.shapes import ChatShape, CompletionShape, Shape
+from paceline.server.spans import traced
 from paceline.server.state import Served, ServerState
 
 Body = CompletionRequest | ChatRequest
@@ -54,10 +55,12 @@ async def _answer(state: ServerState, request: Request, kind: type[Body], shape_
         state.require_ready()  # reading and tokenizing took time
         origin = Origin(body.priority or 0, _cache_salt(request, body), label_of(request), request.state.caller.owner)
         generation = Generation(state, choices, origin, deadline)
-        if body.stream:
-            await send_stream(sender, generation, shape, state.config.sse_keep_alive)
-        else:
-            await send_whole(sender, generation, shape)
+        trace = served.engine.trace
+        async with traced(state.spans, request.headers, arrival, shape.id, served.names[0], generation, trace):
+            if body.stream:
+                await send_stream(sender, generation, shape, state.config.sse_keep_alive)
+            else:
+                await send_whole(sender, generation, shape)
 
     return Answer(state, shape.id, label_of(request), work)
 

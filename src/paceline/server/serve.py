@@ -20,6 +20,7 @@ from paceline.server.access import is_loopback
 from paceline.server.app import build_app
 from paceline.server.http_protocol import BoundedHttp
 from paceline.server.loading import load
+from paceline.server.spans import Spans
 from paceline.server.state import Phase, Served, ServerState
 from paceline.server.stats_log import log_stats
 
@@ -74,6 +75,8 @@ class _Life:
         self.engine_config = engine_config
         self.listener = listener
         self.state = ServerState(config, engine_config, int(time.time()))
+        if config.otlp_traces_endpoint is not None:
+            self.state.spans = Spans(config.otlp_traces_endpoint)
         self.engine: AsyncEngine | None = None
         self.stop = asyncio.Event()  # set by the first signal
         self.stop_now = asyncio.Event()  # set by the second
@@ -101,6 +104,8 @@ class _Life:
         finally:
             server.should_exit = True
             await http
+            if self.state.spans is not None:
+                await self.state.spans.close()
             if self.engine is not None:
                 await self.engine.close()
 

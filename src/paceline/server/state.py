@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.config import EngineConfig, ServerConfig
 from paceline.engine.trace_reader import TraceReader
@@ -18,6 +18,9 @@ from paceline.server.fields import UnknownFields
 from paceline.server.metrics import Metrics
 from paceline.server.sampling import SamplingDefaults
 from paceline.tokenization import Tokenizer
+
+if TYPE_CHECKING:
+    from paceline.server.spans import Spans
 
 
 class Engine(Protocol):
@@ -93,6 +96,8 @@ class ServerState:
     waiting_for: str = "starting"  # what start-up waits for
     served: Served | None = None
     metrics: Metrics = field(default_factory=Metrics)
+
+    spans: Spans | None = None  # where requests are traced to
 
     def __post_init__(self) -> None:
         self.unknown_fields = UnknownFields(self.metrics.on_unknown_field)
