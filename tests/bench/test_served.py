@@ -174,6 +174,12 @@ async def test_the_pipeline_is_read_from_the_servers_metrics() -> None:
             [
                 "# TYPE paceline:stage_busy_seconds counter",
                 *(f'paceline:stage_busy_seconds_total{{stage="{s}"}} {done * (s + 1) * 0.001}' for s in (0, 1)),
+                "# TYPE paceline:stage_idle_seconds counter",
+                *(
+                    f'paceline:stage_idle_seconds_total{{stage="{s}",cause="{cause}"}} {done * seconds}'
+                    for s in (0, 1)
+                    for cause, seconds in (("no_work", 5.0), ("starved", 0.001 * s))
+                ),
                 "# TYPE paceline:batches counter",
                 f"paceline:batches_total {done * 3}",
                 "# TYPE vllm:prefix_cache_hits counter",
@@ -187,11 +193,14 @@ async def test_the_pipeline_is_read_from_the_servers_metrics() -> None:
     facts = result["pipeline"]
     assert facts["stages"] == 2
     assert facts["stage_busy"] == pytest.approx([0.006 / result["duration"], 0.012 / result["duration"]])
-    assert facts["bubble_fraction"] == pytest.approx(1 - 0.009 / result["duration"])
+    assert facts["stage_idle_seconds"] == {"no_work": pytest.approx(60.0), "starved": pytest.approx(0.006)}
+    assert facts["bubble_fraction"] == pytest.approx(6 / 24)
     assert facts["imbalance"] == pytest.approx(12 / 9)
     assert (facts["batches"], facts["preemptions"], facts["kv_peak"]) == (18, None, None)
     assert (result["cached_tokens"], result["prefix_cache"]) == (6, "warm")  # its answers do not say
-    assert "bubble" in serve_text(result, ["ttft"], [99])
+    text = serve_text(result, ["ttft"], [99])
+    assert "bubble 25.0%, imbalance 1.33" in text
+    assert "idle, over all stages: no_work 60.0 s" in text
 
 
 async def test_a_server_that_tells_nothing_of_itself_is_measured_all_the_same() -> None:

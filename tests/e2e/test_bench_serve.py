@@ -68,6 +68,9 @@ def test_figures_agree_with_the_server_and_a_warm_cache_is_noticed(server: Serve
     assert pipeline["batches"] == counted(server.url, "paceline:batches_total")
     assert all(0 < busy <= 1 for busy in pipeline["stage_busy"])
     assert pipeline["imbalance"] >= 1
+    assert 0 <= pipeline["bubble_fraction"] < 1
+    accounted = sum(pipeline["stage_idle_seconds"].values()) + sum(pipeline["stage_busy"]) * first["duration"]
+    assert accounted >= 2 * first["duration"] * 0.9  # two stages, all the time
     again = bench(server.url, *load, "--save-detailed", "--result-dir", str(tmp_path))
     assert (again["prefix_cache"], again["total_output_tokens"]) == ("warm", first["total_output_tokens"])
     assert sum(again["output_lens"]) == sum(len(gaps) + 1 for gaps in again["itls"])  # an event for every token

@@ -64,9 +64,14 @@ def _pipeline(facts: Mapping[str, Any]) -> list[str]:
     if not facts["stages"]:
         return []
     busy = ", ".join(f"{part:.1%}" for part in facts["stage_busy"])
+    bubble = "" if facts["bubble_fraction"] is None else f": bubble {facts['bubble_fraction']:.1%}"
     imbalance = "" if facts["imbalance"] is None else f", imbalance {facts['imbalance']:.2f}"
     peak = "" if facts["kv_peak"] is None else f", KV cache at most {facts['kv_peak']:.1%} full"
-    return ["", f"stages busy {busy}: bubble {facts['bubble_fraction']:.1%}{imbalance}{peak}"]
+    idle = [
+        f"{cause} {seconds:.1f} s" for cause, seconds in (facts["stage_idle_seconds"] or {}).items() if seconds >= 0.05
+    ]
+    lines = ["", f"stages busy {busy}{bubble}{imbalance}{peak}"]
+    return lines + [f"idle, over all stages: {', '.join(idle)}"] * bool(idle)
 
 
 def _throughputs(result: Mapping[str, Any]) -> list[str]:

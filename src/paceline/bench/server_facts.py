@@ -16,6 +16,10 @@ from paceline.errors import BenchError
 SAMPLE_TEXT = " ".join([*string.printable, *(a + b for a in string.ascii_letters for b in string.ascii_lowercase)])
 
 
+BUSY, IDLE = "paceline:stage_busy_seconds_total", "paceline:stage_idle_seconds_total"
+NOTHING_TO_DO = ("no_work", "startup")  # causes of idle time in which a stage missed nothing
+
+
 @dataclass(frozen=True)
 class Model:
     """The model that is measured."""
@@ -79,6 +83,7 @@ class Counters:
 
     values: dict[str, float] = field(default_factory=dict)  # summed over all labels
     by_stage: dict[str, list[float]] = field(default_factory=dict)  # names with a label `stage`, in its order
+    idle: dict[str, float] = field(default_factory=dict)  # seconds by cause, over all stages
 
     def grown(self, before: Counters, name: str) -> float | None:
         """How much a counter has grown since `before`; None if the server does not have it."""
@@ -116,6 +121,9 @@ def _parse(text: str) -> Counters:
             continue
         for sample in family.samples:
             counters.values[sample.name] = counters.values.get(sample.name, 0.0) + sample.value
+            if sample.name == IDLE:
+                cause = sample.labels.get("cause", "")
+                counters.idle[cause] = counters.idle.get(cause, 0.0) + sample.value
             if sample.labels.get("stage", "").isdecimal():
                 stage, found = int(sample.labels["stage"]), stages.setdefault(sample.name, {})
                 found[stage] = found.get(stage, 0.0) + sample.value
@@ -125,18 +133,20 @@ def _parse(text: str) -> Counters:
 
 def pipeline_facts(before: Counters, after: Counters, kv_peak: float | None, duration: float) -> dict[str, Any]:
     """What the pipeline did in `duration` seconds; a figure that the server does not give is None."""
-    name = "paceline:stage_busy_seconds_total"
-    earlier: Sequence[float] = before.by_stage.get(name, [])
+    earlier: Sequence[float] = before.by_stage.get(BUSY, [])
     busy = [
-        (now - (earlier[stage] if stage < len(earlier) else 0.0)) / duration
-        for stage, now in enumerate(after.by_stage.get(name, []))
+        now - (earlier[stage] if stage < len(earlier) else 0.0)
+        for stage, now in enumerate(after.by_stage.get(BUSY, []))
     ]
-    mean = sum(busy) / len(busy) if busy else 0.0
+    idle = {cause: seconds - before.idle.get(cause, 0.0) for cause, seconds in after.idle.items()}
+    lost = sum(seconds for cause, seconds in idle.items() if cause not in NOTHING_TO_DO)
+    worked = sum(busy)
     return {
         "stages": len(busy) or None,
-        "stage_busy": busy,
-        "bubble_fraction": 1 - mean if busy else None,
-        "imbalance": max(busy) / mean if mean else None,
+        "stage_busy": [seconds / duration for seconds in busy],
+        "stage_idle_seconds": idle or None,
+        "bubble_fraction": lost / (lost + worked) if idle and lost + worked > 0 else None,
+        "imbalance": max(busy) * len(busy) / worked if worked > 0 else None,
         "kv_peak": kv_peak,
         "batches": after.grown(before, "paceline:batches_total"),
         "preemptions": after.grown(before, "vllm:num_preemptions_total"),
