@@ -102,6 +102,7 @@ class _Life:
         try:
             return await self._serve()
         finally:
+            self.state.monitor.close()
             server.should_exit = True
             await http
             if self.state.spans is not None:

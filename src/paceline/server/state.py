@@ -16,6 +16,7 @@ from paceline.messages import CoreReady, CoreStats, RequestOutput
 from paceline.sampling_params import SamplingParams
 from paceline.server.fields import UnknownFields
 from paceline.server.metrics import Metrics
+from paceline.server.monitor import Monitor
 from paceline.server.sampling import SamplingDefaults
 from paceline.tokenization import Tokenizer
 
@@ -103,6 +104,7 @@ class ServerState:
         self.unknown_fields = UnknownFields(self.metrics.on_unknown_field)
         self.active: dict[str, asyncio.Task[None]] = {}  # request id -> the task that answers it
         self.engine_ids: dict[str, str] = {}  # what the engine is working on, and whose it is
+        self.monitor = Monitor()
         self._idle = asyncio.Event()
         self._idle.set()
 

@@ -1,10 +1,11 @@
-"""Routes that answer from the record: what a batch held, how a request fared; and one that ends a request."""
+"""Routes that answer from the record: what a batch held, how a request fared, what happens now; and one that ends a request."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from itertools import islice
 
 from fastapi import FastAPI
@@ -19,6 +20,8 @@ from paceline.trace.answers import answer_batch, answer_request
 from paceline.trace.perfetto import MAX_SECONDS, trace_json
 
 PIECES_AT_ONCE = 200  # events, about a millisecond of work
+
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def add_trace_routes(app: FastAPI, state: ServerState) -> None:
@@ -63,6 +66,21 @@ def add_trace_routes(app: FastAPI, state: ServerState) -> None:
             raise _unknown("There is no such request, or it has ended.")
         served.engine.abort(mine)
         return json_response({"id": request_id, "aborted": True})
+
+    @app.get("/monitor/stream")
+    @admin
+    async def monitor() -> Response:
+        served = state.require_ready()
+        events = state.monitor.watch(served.engine.trace, served.names[0])
+        first = await anext(events)  # what can be refused has a status of its own
+
+        async def stream() -> AsyncGenerator[bytes, None]:
+            yield first
+            async with aclosing(events):
+                async for data in events:
+                    yield data
+
+        return StreamingResponse(stream(), media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
 def _seconds(request: Request) -> float:

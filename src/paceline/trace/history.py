@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from paceline.messages import StageTimes
 from paceline.trace import events as ev
@@ -18,6 +19,38 @@ MAX_BYTES = 16 * 2**20  # of encoded batches
 MAX_ENDED = 20_000  # requests
 MAX_REFUSED = 1_000
 MAX_IDLE = 50_000  # intervals
+
+_NO_BUBBLE = (ev.NO_WORK, STARTUP)
+
+
+@dataclass(slots=True)
+class Use:
+    """How a stretch of time was used, `seconds` long.
+
+    Attributes:
+        busy: per stage, seconds in which it computed.
+        idle: per stage, idle seconds by cause.
+        tokens_in, tokens_out: prefill tokens computed, and tokens delivered.
+    """
+
+    seconds: float
+    busy: list[float]
+    idle: list[dict[str, float]]
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+    @property
+    def bubble(self) -> float | None:
+        """Part of the stages' time in which they idled although there was work; None if there was none."""
+        lost = sum(seconds for idle in self.idle for cause, seconds in idle.items() if cause not in _NO_BUBBLE)
+        busy = sum(self.busy)
+        return round(lost / (lost + busy), 4) if busy else None
+
+    @property
+    def imbalance(self) -> float | None:
+        """The busiest stage's time over the mean of all; None if none was busy."""
+        mean = sum(self.busy) / len(self.busy) if self.busy else 0.0
+        return round(max(self.busy) / mean, 4) if mean else None
 
 
 class History:
@@ -37,6 +70,8 @@ class History:
         offsets: per stage, how far its clock is ahead and how uncertain that is, both in seconds.
         latest_batch: its number; -1 before the first.
         running, waiting, free_blocks: at the latest batch.
+        last_finished: per stage, when it finished its latest batch.
+        num_events: read so far.
         num_prefill_tokens, num_output_tokens, num_preemptions, num_done: since the first line; the last counts batches.
     """
 
@@ -66,6 +101,7 @@ class History:
         self.refused: deque[ev.Refused] = deque(maxlen=MAX_REFUSED)
         self.idle: deque[Idle] = deque(maxlen=MAX_IDLE)
         self.num_idle = 0  # ever settled
+        self.last_finished: list[float | None] = []
         self.latest_batch = -1
         self.account: IdleAccount | None = None
         self.offsets: list[tuple[float, float]] = []
@@ -76,7 +112,7 @@ class History:
         self._numbers: dict[str, int] = {}  # id -> the core's number
         self._in_flight: dict[int, ev.Made] = {}
         self._unsent: list[BatchRecord] = []
-        self._index = 0
+        self.num_events = 0
 
     # ------------------------------------------------------------ reading
 
@@ -88,7 +124,7 @@ class History:
         """
         for line in lines.splitlines() if isinstance(lines, bytes) else lines:
             event = ev.decode(line)
-            self._index += 1
+            self.num_events += 1
             self.now = max(self.now, event.at)
             self._take[type(event)](event, line)  # type: ignore[operator]
 
@@ -106,6 +142,7 @@ class History:
         self.now = page.at
         self.unix_offset = page.unix_time - page.at
         self.offsets = [(0.0, 0.0)] * page.facts.stages
+        self.last_finished = [None] * page.facts.stages
         if page.live:
             self.account = IdleAccount(page.facts.stages, page.at, UNATTRIBUTED)
         else:
@@ -122,7 +159,7 @@ class History:
 
     def _keep(self, request: RequestRecord, at: float, status: str) -> None:
         request.born_after = self.latest_batch
-        request.statuses.append((self._index, at, status))
+        request.statuses.append((self.num_events, at, status))
         self.requests[request.number] = self.live[request.number] = request
         self._numbers[request.id] = request.number
 
@@ -144,7 +181,7 @@ class History:
     def _preempted(self, event: ev.Preempted, _: bytes) -> None:
         self.num_preemptions += 1
         if (request := self.live.get(event.request)) is not None:
-            request.statuses.append((self._index, event.at, PREEMPTED))
+            request.statuses.append((self.num_events, event.at, PREEMPTED))
             request.preemptions.append(event)
 
     def _end(self, event: ev.Ended, _: bytes) -> None:
@@ -152,7 +189,7 @@ class History:
         request = self.live.pop(event.request, None)
         if request is None:
             return
-        request.statuses.append((self._index, event.at, event.status))
+        request.statuses.append((self.num_events, event.at, event.status))
         request.ended = event
         self._ended.append(request)
         if len(self._ended) > MAX_ENDED:
@@ -166,13 +203,16 @@ class History:
     # ------------------------------------------------------------ batches
 
     def _made(self, made: ev.Made, line: bytes) -> None:
-        batch = BatchRecord(made.batch, self._index, made.at, kind_of(made.lengths), sum(map(abs, made.lengths)), line)
+        batch = BatchRecord(
+            made.batch, self.num_events, made.at, kind_of(made.lengths), sum(map(abs, made.lengths)), line
+        )
+        batch.num_decodes = made.lengths.count(1)
         self.batches[made.batch] = batch
         self._in_flight[made.batch] = made
         self.latest_batch = made.batch
         for number in made.admitted:
             if (request := self.live.get(number)) is not None:
-                request.statuses.append((self._index, made.at, RUNNING))
+                request.statuses.append((self.num_events, made.at, RUNNING))
                 if request.cached_tokens < 0:
                     request.cached_tokens = made.starts[made.requests.index(number)]
         for number in made.requests:
@@ -215,6 +255,7 @@ class History:
             self.num_prefill_tokens += sum(abs(length) for length in made.lengths if length != 1)
         if self.account is not None and passages:
             self._keep_idle(self.account.passed(None if made is None else made.at, passages))
+            self.last_finished = [passage.finished for passage in passages]
             self.account.returned(passages[-1].finished, event.at)
         self._core_acts(event.at)
 
@@ -273,6 +314,35 @@ class History:
     def in_flight(self) -> list[int]:
         """Numbers of the batches that are in the pipeline, oldest first."""
         return list(self._in_flight)
+
+    def made(self, number: int) -> ev.Made:
+        """What is in a batch that is in the pipeline."""
+        return self._in_flight[number]
+
+    def use(self, seconds: float) -> Use:
+        """How the last so many seconds were used."""
+        since = max(self.now - seconds, self.facts.ready)
+        stages = range(self.facts.stages)
+        use = Use(max(self.now - since, 1e-9), [0.0 for _ in stages], [{} for _ in stages])
+        for batch in reversed(self.batches.values()):
+            if batch.done is None:
+                continue
+            if batch.done < since:
+                break
+            use.tokens_in += batch.num_tokens - batch.num_decodes
+            use.tokens_out += len(batch.delivered)
+            for passage in batch.passages:
+                use.busy[passage.stage] += max(0.0, passage.finished - max(passage.started, since))
+        open_stages = set(stages)
+        for idle in reversed(self.idle):
+            if idle.end > since:
+                causes = use.idle[idle.stage]
+                causes[idle.cause] = causes.get(idle.cause, 0.0) + idle.end - max(idle.start, since)
+            else:  # intervals of one stage are in order
+                open_stages.discard(idle.stage)
+                if not open_stages:
+                    break
+        return use
 
     def name(self, number: int) -> str:
         """The id of a request, or what can be said of one that is not on record."""

@@ -77,6 +77,7 @@ class BatchRecord:
     kind: str
     num_tokens: int
     line: bytes
+    num_decodes: int = 0
     done: float | None = None
     sent: float | None = None
     passages: Sequence[Passage] = ()
