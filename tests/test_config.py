@@ -25,7 +25,10 @@ def test_a_config_survives_the_way_to_a_child_process() -> None:
         ({"memory_utilization": 1.5}, ["--memory-utilization 1.5", "out of range"]),
         ({"memory_utilization": float("nan")}, ["--memory-utilization nan", "finite"]),
         ({"dtype": "int3"}, ["--dtype int3", "float32"]),
-        ({"pacing": "paced"}, ["--pacing paced", "not available yet", "greedy"]),
+        ({"pacing": "even"}, ["--pacing even", "greedy", "paced"]),
+        ({"pipeline_parallel_size": 2, "stage_weights": "2"}, ["--stage-weights 2", "1.5,1.5"]),
+        ({"stage_memory": "much"}, ["--stage-memory much", "24G"]),
+        ({"stage_weights": "-1"}, ["--stage-weights -1", "positive"]),
         ({"pipeline_parallel_size": 2, "layer_split": "30"}, ["--layer-split 30", "2 stage", "2 counts"]),
         ({"layer_split": "0"}, ["--layer-split 0", "18,12"]),
         ({"num_blocks": 4, "kv_cache_memory_bytes": 9}, ["--num-blocks 4", "--kv-cache-memory-bytes"]),
@@ -80,3 +83,17 @@ def test_none_and_lists_from_text() -> None:
         table["offline"].parse("perhaps")
     with pytest.raises(ConfigError, match=r"1k = 1000"):
         table["max_num_seqs"].parse("many")
+
+
+def test_numbers_per_stage_are_read() -> None:
+    config = EngineConfig(pipeline_parallel_size=2, stage_weights="2, 1", stage_memory="24G,500M")
+    assert config.numbers_per_stage("stage_weights") == [2.0, 1.0]
+    assert config.numbers_per_stage("stage_memory") == [24 * 2**30, 500 * 2**20]
+    assert EngineConfig().numbers_per_stage("stage_weights") is None
+
+
+@pytest.mark.parametrize(
+    ("stages", "pacing", "policy"), [(1, "auto", "greedy"), (2, "auto", "paced"), (2, "throttle", "throttle")]
+)
+def test_pacing_follows_the_number_of_stages(stages: int, pacing: str, policy: str) -> None:
+    assert EngineConfig(pipeline_parallel_size=stages, pacing=pacing).pacing_policy == policy

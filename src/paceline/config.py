@@ -10,13 +10,14 @@ Configs are frozen and travel to child processes as JSON (:func:`to_json`, :func
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
 from paceline.errors import ConfigError
-from paceline.option_table import check_all, option
+from paceline.option_table import check_all, option, parse_int
 
 C = TypeVar("C")
 
@@ -98,6 +99,19 @@ class EngineConfig:
         PIPELINE,
         "Layers per stage, such as 18,12; auto balances the work, embedding and head included.",
     )
+    expected_prompt_share: float = option(
+        0.4,
+        PIPELINE,
+        "Part of all computed tokens that are prompt tokens; the automatic split balances this mix.",
+        low=0.0,
+        high=1.0,
+    )
+    stage_weights: str = option(
+        "", PIPELINE, "Speed of each stage's worker relative to the others, such as 2,1. Not given: all the same."
+    )
+    stage_memory: str = option(
+        "", PIPELINE, "Memory of each stage for its weights, such as 24G,16G. Not given: no limit to the split."
+    )
     threads_per_stage: int = option(
         0, PIPELINE, "Threads of each stage; 0: processor cores ÷ stages.", low=0, high=4096
     )
@@ -118,8 +132,16 @@ class EngineConfig:
     pacing: str = option(
         "greedy",
         SCHEDULER,
-        "How much work goes into each batch; greedy fills it.",
-        choices=("greedy", "throttle", "paced"),
+        "How much goes into a batch. greedy: all that fits; throttle: even numbers of tokens; paced: equal time; "
+        "auto: paced for more than one stage.",
+        choices=("auto", "greedy", "throttle", "paced"),
+    )
+    target_tpot_ms: float | None = option(
+        None,
+        SCHEDULER,
+        "Milliseconds per output token that --pacing paced keeps to while it can, at the cost of first tokens.",
+        low=0.001,
+        high=1e6,
     )
     max_num_queued_reqs: int = option(
         1024,
@@ -166,8 +188,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_all(self)
-        if self.pacing != "greedy":
-            raise ConfigError("pacing", self.pacing, "is not available yet", "Use --pacing greedy.")
         if self.linear_backend == "packed" and (self.device != "cpu" or self.dtype not in ("auto", "float32")):
             problem = f"computes in float32 on a CPU, and --device is {self.device}, --dtype {self.dtype}"
             raise ConfigError("linear_backend", "packed", problem, "Use --linear-backend auto.")
@@ -179,6 +199,34 @@ class EngineConfig:
                 "Give only one of them.",
             )
         self._check_layer_split()
+        self.numbers_per_stage("stage_weights")
+        self.numbers_per_stage("stage_memory")
+
+    @property
+    def pacing_policy(self) -> str:
+        """The pacing that `auto` stands for; a single stage has nothing to balance."""
+        if self.pacing != "auto":
+            return self.pacing
+        return "paced" if self.pipeline_parallel_size > 1 else "greedy"
+
+    def numbers_per_stage(self, name: str) -> list[float] | None:
+        """The numbers of an option that has one for each stage; None if it is not given.
+
+        Raises:
+            ConfigError: they are no positive numbers, or not one per stage.
+        """
+        text: str = getattr(self, name)
+        if not text:
+            return None
+        stages = self.pipeline_parallel_size
+        try:
+            values = [float(parse_int(part) if name == "stage_memory" else part) for part in text.split(",")]
+        except ValueError:
+            values = []
+        if len(values) != stages or not all(0.0 < value < math.inf for value in values):
+            fix = f"Give {stages}, such as {','.join(['24G' if name == 'stage_memory' else '1.5'] * stages)}."
+            raise ConfigError(name, text, "is no list of one positive number per stage", fix)
+        return values
 
     def _check_layer_split(self) -> None:
         if self.layer_split == "auto":

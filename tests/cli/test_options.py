@@ -117,7 +117,7 @@ def test_print_config_shows_values_and_origins_but_no_secrets(capsys: pytest.Cap
         (["--gpu-memory-utilization=0.9"], "--memory-utilization"),
         (["--enable-lora"], "Adapters"),
         (["--max-num-seq", "4"], "--max-num-seqs"),
-        (["--pacing", "throttle"], "not available yet"),
+        (["--pacing", "even"], "greedy, throttle, paced"),
         (["--max-num-seqs"], "expected one argument"),
     ],
 )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from itertools import pairwise
 
-from paceline.messages import BatchResult, LoopedToken, NewRequest, Plan, SampledToken, Slice
+from paceline.messages import BatchResult, LoopedToken, NewRequest, Plan, SampledToken, Slice, StageTimes
 
 LAYERS = 8
 VOCABULARY = 120
@@ -215,4 +215,9 @@ class FakePipeline:
                 seed = known[slice_.request].sampling.seed or 0
                 token = sampled_token(row[-1], seed, slice_.end)
                 tokens.append(SampledToken(slice_.request, slice_.generation, token))
-        return BatchResult(plan.epoch, plan.batch, tokens, [])
+        return BatchResult(plan.epoch, plan.batch, tokens, self._times())
+
+    def _times(self) -> list[StageTimes]:
+        """Nothing may rely on clocks: stages claim to have taken anything between no time and days."""
+        seconds = [self._rng.choice([0.0, 1e-9, 0.01, 0.011, 1.0, 1e6]) for _ in self.stages]
+        return [StageTimes(stage, 0.0, 0.0, 0.0, took, took) for stage, took in enumerate(seconds)]

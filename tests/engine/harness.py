@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -13,6 +15,7 @@ from paceline.messages import AbortRequests, AddRequest, FinishRequest, RequestO
 from paceline.request import FINISHED, Request, RequestStatus
 from paceline.sampling_params import SamplingParams
 from paceline.scheduling import Batch, Reason, SchedulerOptions
+from paceline.scheduling.pacing import POLICIES, Grant
 from tests.engine.fake_pipeline import STOP_TOKEN, FakePipeline, TokenKey, by_request_and_position, oracle
 
 MAX_STEPS = 4000
@@ -58,7 +61,7 @@ def make_scenario(
     length = rng.randint(8, 36)
     tight = rng.random() < 0.5 if few_blocks is None else few_blocks
     per_request = -(-length // block_size)
-    num_blocks = int(per_request * (rng.uniform(1, 2.5) if tight else rng.uniform(4, 10)))
+    num_blocks = int(per_request * (rng.uniform(1, rng.choice([1.4, 2.5])) if tight else rng.uniform(4, 10)))
     options = SchedulerOptions(
         stages=rng.randint(1, 8),
         max_num_seqs=rng.randint(2, 8),
@@ -70,6 +73,8 @@ def make_scenario(
         enable_prefix_caching=rng.random() < 0.6,
         scheduling_policy=rng.choice(["fcfs", "priority"]),
         loop_back=rng.random() < 0.6 if loop_back is None else loop_back,
+        pacing=rng.choice(list(POLICIES)),
+        target_tpot=rng.choice([None, None, 1e-3, 1.0]),
     )
     stem = tuple(rng.randint(1, 5) for _ in range(length))
     spread = rng.choice([0, 5, 40])
@@ -121,6 +126,8 @@ class Harness:
         self.reasons: set[Reason] = set()
         self.slices: dict[tuple[int, int, int], list[Slice]] = {}
         self.passed_over: Counter[Request] = Counter()
+        self.granted = 1  # decodes, to the batch being made
+        self.least_granted: dict[Request, int] = {}  # while the request was passed over
         self.ahead: list[tuple[Request, int]] = []  # positions scheduled before their token was known
         self.num_preempted_ahead = 0
         self.awaited: dict[int, int] = {}  # batches made early, and the batch whose tokens each waits for
@@ -137,6 +144,8 @@ class Harness:
         self.core = EngineCore(
             self.options, self.pipeline, self, self._emit, on_batch=self._on_batch, clock=lambda: self.now
         )
+        self._grant = self.core.scheduler.policy.grant
+        self.core.scheduler.policy.grant = self._noted_grant  # type: ignore[method-assign]
 
     def run(self) -> Harness:
         arrivals = sorted(enumerate(self.scenario.arrivals), key=lambda item: item[1].at_step)
@@ -269,17 +278,26 @@ class Harness:
             assert all(self.awaited.get(b.number, -1) < oldest for b in self.core.in_flight), "two batches wait"
             self.awaited[batch.number] = sampled_in[0]
 
+    def _noted_grant(self, decodes: Sequence[Request], *others: Any) -> Grant:
+        grant = self._grant(decodes, *others)
+        if decodes:
+            assert grant.num_decodes > 0, "S7: none of the decodes is granted"
+            self.granted = min(grant.num_decodes, self.options.max_num_batched_tokens)
+        return grant
+
     def _check_waiting_decodes(self, batch: Batch) -> None:
         """S7: under fcfs no decode that could be scheduled is passed over for long."""
         running = self.core.scheduler.running
         for request in batch.requests:
             self.passed_over[request] = 0
+            self.least_granted.pop(request, None)
         for request in running:
             if request.num_known_tokens - request.num_scheduled_tokens == 1 and request in batch.why_not:
                 self.passed_over[request] += 1
+                self.least_granted[request] = min(self.granted, self.least_granted.get(request, self.granted))
         if self.options.scheduling_policy == "fcfs":
-            bound = -(-len(running) // self.options.max_num_batched_tokens) + self.options.depth
-            for request in running:
+            for request, granted in self.least_granted.items():
+                bound = -(-len(running) // granted) + self.options.depth
                 assert self.passed_over[request] <= bound, f"S7: {request} waits too long"
 
     def _check_state(self) -> None:

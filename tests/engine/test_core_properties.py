@@ -43,15 +43,16 @@ def test_a_row_that_fails_harms_no_other(scenario: Scenario) -> None:
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 def test_outputs_do_not_depend_on_the_schedule(scenario: Scenario) -> None:
-    """S8 once more, directly: stages, budget, caching and loop-back change nothing of what comes out."""
+    """S8 once more, directly: stages, budget, caching, loop-back and pacing change nothing of what comes out."""
     arrivals = [dataclasses.replace(a, abort_at=None, stop_text_at=None, timeout=None) for a in scenario.arrivals]
     outputs = []
-    for stages, budget, caching, loop_back in (
-        (1, 64, False, False),
-        (8, 3, True, False),
-        (3, 16, True, True),
-        (1, 4, True, True),
-        (7, 24, False, True),
+    for stages, budget, caching, loop_back, pacing in (
+        (1, 64, False, False, "greedy"),
+        (8, 3, True, False, "throttle"),
+        (3, 16, True, True, "paced"),
+        (1, 4, True, True, "paced"),
+        (7, 24, False, True, "greedy"),
+        (4, 64, False, False, "paced"),
     ):
         options = msgspec.structs.replace(
             scenario.options,
@@ -60,6 +61,7 @@ def test_outputs_do_not_depend_on_the_schedule(scenario: Scenario) -> None:
             max_num_batched_tokens=budget,
             enable_prefix_caching=caching,
             enable_chunked_prefill=True,
+            pacing=pacing,
         )
         harness = Harness(Scenario(options, arrivals, scenario.interleaving)).run()
         outputs.append([seen.tokens for seen in harness.seen.values()])
@@ -136,4 +138,4 @@ def test_what_the_properties_rely_on_really_happens() -> None:
     assert discarded > 100
     assert preempted_ahead > 0
     assert tombstones > 0
-    assert reasons == set(Reason) - {Reason.GRAMMAR_PENDING, Reason.PACED}
+    assert reasons == set(Reason) - {Reason.GRAMMAR_PENDING}

@@ -34,7 +34,7 @@ def as_text(result: Mapping[str, Any]) -> str:
 
 def serve_text(result: Mapping[str, Any], latencies: Sequence[str], percentiles: Sequence[float]) -> str:
     """Of a run against a server: the table, for some of the latencies."""
-    rate = "all at once" if result["request_rate"] == "inf" else f"{result['request_rate']:g} requests/s"
+    rate = _rate(result["request_rate"])
     if result["request_rate"] != "inf" and result["burstiness"] != 1:
         rate += f" (burstiness {result['burstiness']:g})"
     limit = "" if result["max_concurrency"] is None else f", at most {result['max_concurrency']} at a time"
@@ -58,6 +58,27 @@ def serve_text(result: Mapping[str, Any], latencies: Sequence[str], percentiles:
         )
     errors = sorted({error for error in result.get("errors", []) if error})
     return "\n".join([*lines, *(f"error: {error}" for error in errors[:5])])
+
+
+def simulated_text(result: Mapping[str, Any]) -> str:
+    """Of a simulated run: the table; every figure is also in the JSON."""
+    pipeline = result["pipeline"]
+    loop_back = ", loop-back" if result["loop_back"] else ""
+    lines = [
+        f"{result['cost']}: {pipeline['stages']} stage(s), pacing {result['pacing']}{loop_back}",
+        f"{result['num_prompts']} prompts ({result['load']}), {_rate(result['request_rate'])}; seed {result['seed']}",
+        "",
+        *_throughputs(result),
+        *_latencies(result, _LATENCIES, ["p90", "p99"]),
+        *_pipeline(pipeline | {"kv_peak": None}),
+        f"{pipeline['batches']} batches of {pipeline['mean_batch_tokens']:.1f} tokens on average, "
+        f"{pipeline['preemptions']} preemptions",
+    ]
+    return "\n".join(lines)
+
+
+def _rate(rate: float | str) -> str:
+    return "all at once" if rate == "inf" else f"{rate:g} requests/s"
 
 
 def _pipeline(facts: Mapping[str, Any]) -> list[str]:

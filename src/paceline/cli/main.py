@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("paceline.cli.explain", "tell what happened to a request, or what was in a batch"),
     "trace": ("paceline.cli.trace", "save what the pipeline did as a file for Perfetto"),
     "schedule": ("paceline.cli.schedule", "show what the scheduler does with a scripted scenario"),
+    "simulate": ("paceline.cli.simulate", "predict a load's latencies without a model"),
     "bench": ("paceline.cli.bench", "measure speed"),
     "pull": ("paceline.cli.pull", "fetch a known model into the cache"),
 }

@@ -227,6 +227,7 @@ class EngineCore:
         batch = self.in_flight.popleft()
         delivered: list[int] = []
         self._keep_times(result)
+        self.scheduler.measured(batch.plan, result.times)
         tokens = iter(result.tokens)
         for request, slice_, life in zip(batch.requests, batch.plan.slices, batch.lives, strict=True):
             request.num_in_flight -= 1

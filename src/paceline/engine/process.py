@@ -17,6 +17,7 @@ import zmq
 
 from paceline.config import EngineConfig
 from paceline.engine.core import EngineCore
+from paceline.engine.costs import KnownCosts
 from paceline.errors import PacelineError, PipelineError, RequestError
 from paceline.messages import (
     AddRequest,
@@ -29,7 +30,6 @@ from paceline.messages import (
     ToCore,
 )
 from paceline.models.context import context_length
-from paceline.models.layer_split import split_layers
 from paceline.pipeline import wire
 from paceline.pipeline.build import (
     cache_blocks,
@@ -91,7 +91,7 @@ class Mail:
 
 
 def start_pipeline(
-    config: CoreConfig, checkpoint: Checkpoint, mail: Mail, context: zmq.Context[Any]
+    config: CoreConfig, checkpoint: Checkpoint, costs: KnownCosts, mail: Mail, context: zmq.Context[Any]
 ) -> tuple[Pipeline, CoreReady]:
     """Split the layers, load every stage, and size the KV cache.
 
@@ -99,7 +99,7 @@ def start_pipeline(
         PacelineError: whatever keeps the pipeline from starting, as the user should read it.
     """
     engine = config.engine
-    split = split_layers(checkpoint.spec, engine.pipeline_parallel_size, engine.layer_split)
+    split = costs.split()
     max_model_len = context_length(checkpoint.spec, engine.max_model_len)
     if engine.pipeline == "inline":
         pipeline, num_blocks = _inline(engine, checkpoint, layer_ranges(split), max_model_len, mail)
@@ -151,7 +151,7 @@ def _inline(
     return InlinePipeline(stages, mail.wait, loop_back=engine.loop_back), num_blocks
 
 
-def scheduler_options(engine: EngineConfig, ready: CoreReady) -> SchedulerOptions:
+def scheduler_options(engine: EngineConfig, ready: CoreReady, costs: KnownCosts) -> SchedulerOptions:
     return SchedulerOptions(
         stages=ready.num_stages,
         loop_back=engine.loop_back,
@@ -163,7 +163,10 @@ def scheduler_options(engine: EngineConfig, ready: CoreReady) -> SchedulerOption
         enable_chunked_prefill=engine.enable_chunked_prefill,
         enable_prefix_caching=engine.enable_prefix_caching,
         scheduling_policy="priority" if engine.scheduling_policy == "priority" else "fcfs",
-        pacing=engine.pacing,
+        pacing=engine.pacing_policy,
+        target_tpot=None if engine.target_tpot_ms is None else engine.target_tpot_ms / 1e3,
+        cost=costs.stages(ready.layer_split),
+        cost_is_calibrated=costs.profile is not None,
     )
 
 
@@ -179,12 +182,13 @@ def run(config: CoreConfig) -> int:
             file = TraceFile(Path(config.engine.trace_file), config.engine.trace_file_bytes)
         mail.send(CoreProgress(-1, "reading the model's headers", 0.0))
         checkpoint = open_model(config.engine, Path(config.model_path))
-        pipeline, ready = start_pipeline(config, checkpoint, mail, context)
+        costs = KnownCosts(config.engine, checkpoint.spec, Path(config.model_path))
+        pipeline, ready = start_pipeline(config, checkpoint, costs, mail, context)
         recorder = make_recorder(config, ready, started, file)
         if isinstance(pipeline, ProcessPipeline):
             recorder.clocks(pipeline.clocks())
             pipeline.on_clocks = recorder.clocks
-        options = scheduler_options(config.engine, ready)
+        options = scheduler_options(config.engine, ready, costs)
         _serve(options, pipeline, mail, ready, checkpoint.spec.vocab_size, recorder)
         return 0
     except PacelineError as error:

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline.errors import ConfigError
-from paceline.models.spec import ModelSpec
+from paceline.models.model_cost import ModelCost, expected_work, operation_count
+from paceline.models.spec import ModelSpec, layer_tensors, stage_tensors
 
-SAMPLING_ELEMENTS = 4  # reading a logit to sample costs about as much as so many multiply-adds of the head
-DECODE_SHARE = 0.8  # of the rows that cost time: a decode pays the head, most tokens of a prompt do not
+DEFAULT_PROMPT_SHARE = 0.4  # of computed tokens; cached prefixes make it smaller than that of all tokens
 
 
-def split_layers(spec: ModelSpec, num_stages: int, given: str = "auto") -> list[int]:
+def split_layers(
+    spec: ModelSpec,
+    num_stages: int,
+    given: str = "auto",
+    *,
+    cost: ModelCost | None = None,
+    prompt_share: float = DEFAULT_PROMPT_SHARE,
+    weights: Sequence[float] | None = None,
+    most: Sequence[int] | None = None,
+) -> list[int]:
     """How many layers each stage has, first to last.
 
     Args:
         given: ``auto``, or the counts themselves, such as ``18,12``.
+        cost: what layers and head take; not given: their operations are counted.
+        prompt_share: part of the computed tokens that are prompt tokens, 0 to 1. Only sampled tokens pay the head, so no split
+            balances the stages for every mix.
+        weights: how fast each stage's worker is, relative to the others; not given: all the same.
+        most: the most layers that each stage has memory for; not given: no limit.
 
     Raises:
-        ConfigError: the counts do not fit the model or the number of stages.
+        ConfigError: the counts do not fit the model or the number of stages, or the memory.
     """
     if not 1 <= num_stages <= spec.num_layers:
         raise ConfigError(
@@ -26,7 +42,7 @@ def split_layers(spec: ModelSpec, num_stages: int, given: str = "auto") -> list[
             f"Choose between 1 and {spec.num_layers}",
         )
     if given == "auto":
-        return _balanced(spec, num_stages)
+        return balanced(cost or operation_count(spec), spec.num_layers, num_stages, prompt_share, weights, most)
     try:
         counts = [int(count) for count in given.split(",")]
     except ValueError:
@@ -40,29 +56,63 @@ def split_layers(spec: ModelSpec, num_stages: int, given: str = "auto") -> list[
     return counts
 
 
-def layer_cost(spec: ModelSpec) -> float:
-    """Multiply-adds per token in one layer's matrices."""
-    attention = spec.hidden_size * (2 * spec.q_size + 2 * spec.kv_size)
-    return float(attention + 3 * spec.hidden_size * spec.intermediate_size)
+def balanced(
+    cost: ModelCost,
+    num_layers: int,
+    num_stages: int,
+    prompt_share: float = DEFAULT_PROMPT_SHARE,
+    weights: Sequence[float] | None = None,
+    most: Sequence[int] | None = None,
+) -> list[int]:
+    """The split whose slowest stage is fastest on the expected mix; at least one layer each.
 
+    All layers cost the same, so it is enough to give one layer after the other to the stage that is fastest with it.
 
-def head_cost(spec: ModelSpec) -> float:
-    """Multiply-adds per token for the head and sampling, weighted by how many tokens pay them."""
-    return DECODE_SHARE * spec.vocab_size * (spec.hidden_size + SAMPLING_ELEMENTS)
-
-
-def _balanced(spec: ModelSpec, num_stages: int) -> list[int]:
-    """The split whose slowest stage is fastest; among equals, the one with the evenest stages.
-
-    Every layer costs the same, so it is enough to give one layer after the other to the stage that is cheapest with it.
+    Raises:
+        ConfigError: the stages have memory for fewer layers.
     """
-    layer = layer_cost(spec)
-    costs = [layer] * num_stages
-    costs[0] += spec.hidden_size  # the embedding: one row read per token
-    costs[-1] += head_cost(spec)
+    work = expected_work(prompt_share)
+    speed = [1.0] * num_stages if weights is None else list(weights)
+    room = [num_layers] * num_stages if most is None else list(most)
+    if min(room) < 1 or sum(min(stage, num_layers) for stage in room) < num_layers:
+        fix = "Give more memory or more stages"
+        raise ConfigError("stage_memory", room, f"are the layers that fit, and the model has {num_layers}", fix)
+    layer = cost.layer.time(work)
+    bare = [cost.stage_cost(0, is_last=stage == num_stages - 1).time(work) for stage in range(num_stages)]
     counts = [1] * num_stages
-    for _ in range(spec.num_layers - num_stages):
-        cheapest = min(range(num_stages), key=costs.__getitem__)
-        costs[cheapest] += layer
-        counts[cheapest] += 1
+    for _ in range(num_layers - num_stages):
+        able = [stage for stage in range(num_stages) if counts[stage] < room[stage]]
+        fastest = min(able, key=lambda stage: (bare[stage] + (counts[stage] + 1) * layer) / speed[stage])
+        counts[fastest] += 1
     return counts
+
+
+def imbalance(times: Sequence[float]) -> float:
+    """The slowest stage's time against the mean: 1 is even."""
+    return max(times) * len(times) / sum(times)
+
+
+def layers_that_fit(spec: ModelSpec, memory: Sequence[int], bytes_per_weight: float) -> list[int]:
+    """The most layers per stage whose weights, with the stage's share of the rest of the model, fit into its memory.
+
+    Args:
+        memory: bytes of each stage, first to last.
+    """
+    per_layer = _elements(layer_tensors(spec, 0)) * bytes_per_weight
+    fitting = []
+    for stage, available in enumerate(memory):
+        first = 0 if stage == 0 else 1
+        last = spec.num_layers if stage == len(memory) - 1 else spec.num_layers - 1
+        ends = _elements(stage_tensors(spec, first, last)) * bytes_per_weight - per_layer * (last - first)
+        fitting.append(max(0, int((available - ends) // per_layer)))
+    return fitting
+
+
+def _elements(tensors: dict[str, tuple[int, ...]]) -> int:
+    total = 0
+    for shape in tensors.values():
+        size = 1
+        for length in shape:
+            size *= length
+        total += size
+    return total

@@ -20,11 +20,13 @@ class BlockReserve:
 
     A request's part: the blocks its known but unscheduled tokens still need, and one more if the positions that it
     reaches within one round of the pipeline need a further one; a protected request's part is its full need.
+    A pacing policy may have the reserve look `growth` positions further ahead.
     """
 
-    def __init__(self, kv_cache: KVCacheManager, depth: int, running: Iterable[Request]) -> None:
+    def __init__(self, kv_cache: KVCacheManager, depth: int, running: Iterable[Request], growth: int = 0) -> None:
         self._kv_cache = kv_cache
         self._depth = depth
+        self._growth = growth
         self._total = 0
         self._any = False
         for request in running:
@@ -60,4 +62,6 @@ class BlockReserve:
         if request.num_preemptions >= PROTECTED_AFTER:
             return -(-request.max_total_tokens // size)
         now = -(-known // size)
+        if self._growth:
+            return max(now, -(-min(known + self._depth + self._growth, request.max_total_tokens) // size))
         return now + 1 if -(-(known + self._depth) // size) > now else now

@@ -171,7 +171,7 @@ class BatchMaker:
         if self.budget == 0:
             self.why_not[request] = Reason.TOKEN_BUDGET
             return
-        granted = self._granted(request, min(wanted, self.budget))
+        granted = self._granted(request, min(wanted, self.budget), request.num_scheduled_tokens)
         if granted == 0:
             self.why_not[request] = Reason.PACED
         elif self._make_room(request):
@@ -179,9 +179,9 @@ class BatchMaker:
             self.grant.took(request, num_tokens)
             self._schedule(request, num_tokens)
 
-    def _granted(self, request: Request, wanted: int) -> int:
+    def _granted(self, request: Request, wanted: int, context: int) -> int:
         """What the policy lets through; the first work of an empty pipeline is at least a block's worth."""
-        granted = self.grant.chunk(request, wanted)
+        granted = self.grant.chunk(request, wanted, context)
         if granted < wanted and self.nothing_in_flight and not self.slices:
             whole = not self.options.enable_chunked_prefill and request.status is RequestStatus.WAITING
             return wanted if whole else max(granted, min(wanted, self.options.block_size))
@@ -206,7 +206,7 @@ class BatchMaker:
         if whole and remaining > self.budget:
             return Reason.TOKEN_BUDGET
         wanted = min(remaining, self.budget)
-        granted = self._granted(request, wanted)
+        granted = self._granted(request, wanted, len(prefix) * self.options.block_size)
         if granted == 0 or (whole and granted < wanted):
             return Reason.PACED
         if not self._reserve().admits(request, prefix):
@@ -229,7 +229,9 @@ class BatchMaker:
 
     def _reserve(self) -> BlockReserve:
         if self.reserve is None:
-            self.reserve = BlockReserve(self.kv_cache, self.options.depth, self.scheduler.running)
+            self.reserve = BlockReserve(
+                self.kv_cache, self.options.depth, self.scheduler.running, self.scheduler.policy.growth_reserve
+            )
         return self.reserve
 
     # ------------------------------------------------------------ blocks

@@ -19,12 +19,18 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from paceline.kv_cache import KVCacheManager
+from paceline.messages import Plan, StageTimes
 from paceline.request import Request, RequestStatus
 from paceline.scheduling.batch import Batch, Reason
 from paceline.scheduling.batch_maker import BatchMaker
-from paceline.scheduling.pacing import make_policy
+from paceline.scheduling.cost_fit import CostFit
+from paceline.scheduling.cost_model import CostModel, StageCost, uniform, work_of
+from paceline.scheduling.pacing import Surroundings, make_policy
 
 _by_order = attrgetter("order")
+
+# Proportions to begin with where nothing is known of the model: a token's own work, and a batch's as of a few tokens.
+UNKNOWN_STAGE = StageCost(fixed=4e-3, token=1e-3, sequence=1e-4, decode_context=1e-6, prefill_context=2e-7, sample=1e-4)
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +47,9 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     pacing: str = "greedy"
+    target_tpot: float | None = None  # seconds
+    cost: CostModel | None = None  # not given: a batch costs what its tokens do, until steps are measured
+    cost_is_calibrated: bool = False  # its figures are seconds of this machine, not only proportions
 
     @property
     def depth(self) -> int:
@@ -61,12 +70,24 @@ class Scheduler:
 
     def __init__(self, options: SchedulerOptions, hash_key: bytes | None = None) -> None:
         self.options = options
-        self.policy = make_policy(options.pacing)
         self.kv_cache = KVCacheManager(
             options.num_blocks,
             options.block_size,
             prefix_caching=options.enable_prefix_caching,
             hash_key=hash_key,
+        )
+        start = options.cost or uniform(options.stages, UNKNOWN_STAGE)
+        self.cost_fit = CostFit(start, calibrated=options.cost_is_calibrated)
+        self.policy = make_policy(
+            options.pacing,
+            Surroundings(
+                num_stages=options.stages,
+                max_num_batched_tokens=options.max_num_batched_tokens,
+                max_num_seqs=options.max_num_seqs,
+                target_tpot=options.target_tpot,
+                kv_cache=self.kv_cache,
+                fit=self.cost_fit,
+            ),
         )
         self.running: dict[Request, None] = {}
         self.queue: list[Request] = []
@@ -137,6 +158,7 @@ class Scheduler:
         if counts:
             request.num_preemptions += 1
             self.num_preemptions += 1
+            self.policy.preempted()
         insort(self.queue, request, key=_by_order)
 
     def fail_row(self, request: Request) -> None:
@@ -193,6 +215,11 @@ class Scheduler:
         known = len(request.token_ids)
         if request.num_scheduled_tokens == known and known % self.options.block_size == 0:
             self.kv_cache.publish(request, known - 1, known)
+
+    def measured(self, plan: Plan, times: list[StageTimes]) -> None:
+        """Let the cost model learn from what each stage took for a batch."""
+        if len(times) == len(self.cost_fit.model.stages):
+            self.cost_fit.add(work_of(plan.slices), [t.finished - t.started for t in times])
 
     def take_released(self) -> list[int]:
         """Numbers of the requests that stages may forget before they run the next plan."""

@@ -1,0 +1,153 @@
+"""`paceline simulate`: serve a load on a pipeline that only takes time. Needs no model and no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+from paceline.config import EngineConfig
+from paceline.errors import ConfigError
+from paceline.option_table import options, parse_int
+from paceline.pipeline.profile_store import read_profile
+from paceline.scheduling.cost_model import CostModel
+from paceline.scheduling.pacing import POLICIES
+from paceline.simulate.loads import LOADS, SimulatedRequest, draw_load, read_load
+from paceline.simulate.presets import PRESETS, RATES
+
+DESCRIPTION = """\
+The real engine core, scheduler and pacing policies on a virtual clock: what each stage takes comes from a cost model, so
+minutes of serving take seconds, and the same seed gives the same figures.
+
+  paceline simulate --cost gpu-70b-4 --load mixed
+  paceline simulate --cost cpu-2 --load short --rate 1.5 --pacing greedy --json
+  paceline simulate --cost profile.json --stages 3 --load requests.jsonl
+
+--cost is one of {presets}, or a file that `paceline profile` wrote.
+A load's file has one JSON object per line: {{"arrival": 0.5, "prompt_tokens": 200, "output_tokens": 100}}.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "simulate",
+        help="predict a load's latencies without a model",
+        description=DESCRIPTION.format(presets=", ".join(PRESETS)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cost", metavar="FILE|PRESET", default="cpu-2", help="what batches take (default: cpu-2)")
+    parser.add_argument("--stages", metavar="N", help="number of stages (default: those of --cost)")
+    parser.add_argument(
+        "--pacing", choices=list(POLICIES), default="paced", help="how much goes into a batch (default: paced)"
+    )
+    parser.add_argument("--load", metavar="short|mixed|long|FILE", default="short", help="requests (default: short)")
+    parser.add_argument("--rate", metavar="R", help="requests per second, or inf (default: near the preset's capacity)")
+    parser.add_argument("--num-prompts", metavar="N", default="300", help="requests to draw (default: 300)")
+    parser.add_argument("--seed", metavar="N", default="0", help="of arrivals and lengths (default: 0)")
+    parser.add_argument("--max-num-batched-tokens", metavar="N", default="2048", help="(default: 2048)")
+    parser.add_argument("--max-num-seqs", metavar="N", default="256", help="(default: 256)")
+    parser.add_argument("--num-blocks", metavar="N", help="KV cache blocks (default: more than are needed)")
+    parser.add_argument("--block-size", metavar="N", default="16", help="tokens per block (default: 16)")
+    parser.add_argument("--target-tpot-ms", metavar="X", help="as of paceline serve")
+    parser.add_argument("--loop-back", action="store_true", help="the last stage hands tokens to the first one itself")
+    parser.add_argument("--jitter", metavar="X", default="0", help="relative spread of stage times (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and report.
+
+    Raises:
+        ConfigError: an option cannot be used as given.
+        ProfileError: the file of --cost cannot be used.
+    """
+    # Slower to import than the rest, and not needed for --help.
+    from paceline.bench.report import simulated_text
+    from paceline.bench.simulated import simulated_figures
+    from paceline.simulate.run import PLENTY_OF_BLOCKS, SimulationOptions, simulate
+
+    cost = _cost(args.cost, None if args.stages is None else _whole("pipeline_parallel_size", args.stages))
+    seed = _whole("seed", args.seed)
+    rate, requests = _load(args, seed)
+    target = _number("target_tpot_ms", args.target_tpot_ms) if args.target_tpot_ms else None
+    chosen = SimulationOptions(
+        pacing=args.pacing,
+        loop_back=args.loop_back,
+        max_num_seqs=_whole("max_num_seqs", args.max_num_seqs),
+        max_num_batched_tokens=_whole("max_num_batched_tokens", args.max_num_batched_tokens),
+        block_size=_whole("block_size", args.block_size),
+        num_blocks=PLENTY_OF_BLOCKS if args.num_blocks is None else _whole("num_blocks", args.num_blocks),
+        target_tpot=None if target is None else target / 1e3,
+        jitter=_number("jitter", args.jitter),
+        seed=seed,
+    )
+    simulation = simulate(cost, requests, chosen)
+    about = {"cost": args.cost, "load": args.load, "request_rate": rate if math.isfinite(rate) else "inf"}
+    result = about | simulated_figures(simulation, requests, chosen)
+    print(json.dumps(result, indent=2, allow_nan=False) if args.json else simulated_text(result))
+    return 1 if result["failed"] else 0
+
+
+def _cost(name: str, stages: int | None) -> CostModel:
+    """A preset or a profile's prices, for so many stages."""
+    if name in PRESETS:
+        preset = PRESETS[name]
+        if stages is None or stages == len(preset.stages):
+            return preset
+        # The same layers on more or fewer stages.
+        stage = preset.stages[0].scaled(len(preset.stages) / stages)
+        return CostModel((stage,) * stages, preset.link)
+    path = Path(name)
+    if not path.exists():
+        raise ConfigError("cost", name, "is neither a preset nor a file", f"Choose one of {', '.join(PRESETS)}.")
+    profile = read_profile(path)
+    if stages is None or stages == len(profile.stages):
+        return CostModel(tuple(profile.stages), profile.cost.link)
+    from paceline.models.layer_split import balanced
+
+    return profile.cost.pipeline(balanced(profile.cost, sum(profile.layer_split), stages))
+
+
+def _load(args: argparse.Namespace, seed: int) -> tuple[float, list[SimulatedRequest]]:
+    """Requests per second, and the requests."""
+    if args.load not in LOADS:
+        requests = read_load(Path(args.load))
+        last = requests[-1].arrival
+        return (len(requests) / last if last > 0.0 else math.inf), requests
+    if args.rate is None:
+        if (args.cost, args.load) not in RATES:
+            raise ConfigError(
+                "rate", None, "is not given, and --cost is no preset", "Give requests per second, or inf."
+            )
+        rate = RATES[args.cost, args.load]
+    else:
+        rate = math.inf if args.rate == "inf" else _number("rate", args.rate)
+    if rate == 0.0:
+        raise ConfigError("rate", args.rate, "lets no request arrive", "Give more than 0, or inf.")
+    number = _whole("num_prompts", args.num_prompts)
+    return rate, draw_load(args.load, number, rate if math.isfinite(rate) else None, seed)
+
+
+def _whole(name: str, text: str) -> int:
+    """A whole number, within the bounds of the engine's option of that name."""
+    low, row = 0 if name == "seed" else 1, options(EngineConfig).get(name)
+    try:
+        value = parse_int(text)
+    except ValueError:
+        raise ConfigError(name, text, "is not a whole number", "Give a whole number.") from None
+    if row is not None:
+        row.check(value)
+    if value < low:
+        raise ConfigError(name, text, "is too small", f"Give at least {low}.")
+    return value
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
+        raise ConfigError(name, text, "is not a number of 0 or more", "Give an ordinary number.")
+    return value

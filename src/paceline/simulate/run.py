@@ -1,0 +1,136 @@
+"""Runs the engine core over a virtual pipeline, as fast as the core itself allows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from paceline.engine.core import EngineCore
+from paceline.messages import AddRequest, CoreStats, Plan, RequestOutput, StageTimes, ToCore
+from paceline.pipeline.virtual import VirtualClock, VirtualPipeline
+from paceline.sampling_params import SamplingParams
+from paceline.scheduling import Batch, SchedulerOptions
+from paceline.scheduling.cost_model import CostModel
+from paceline.simulate.loads import SimulatedRequest
+
+PLENTY_OF_BLOCKS = 1 << 20
+
+
+class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's options by their own names, and what only a simulation has.
+
+    Attributes:
+        jitter: standard deviation of stage times, relative; 0: every stage takes exactly what the cost model says.
+        known_cost: the policy begins with the pipeline's own cost model; if not, it has to learn it.
+    """
+
+    pacing: str = "paced"
+    loop_back: bool = False
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    num_blocks: int = PLENTY_OF_BLOCKS
+    target_tpot: float | None = None  # seconds
+    jitter: float = 0.0
+    known_cost: bool = True
+    seed: int = 0
+
+
+@dataclass
+class RequestTimes:
+    """When one request was sent and when its outputs came, in seconds since the start."""
+
+    sent: float
+    outputs: list[float] = field(default_factory=list)
+    error: str = ""
+
+
+@dataclass
+class Simulation:
+    """What happened: the requests' times in order of arrival, the core's counters, and the moment of the end."""
+
+    requests: list[RequestTimes]
+    stats: CoreStats
+    seconds: float
+    cost_errors: dict[str, float]
+
+
+class _Arrivals:
+    """The mailbox: requests arrive when the virtual clock says so."""
+
+    def __init__(self, requests: Sequence[SimulatedRequest], clock: VirtualClock) -> None:
+        self._requests = requests
+        self._clock = clock
+        self._next = 0
+
+    def drain(self) -> list[ToCore]:
+        due: list[ToCore] = []
+        while self._next < len(self._requests) and self._requests[self._next].arrival <= self._clock.now:
+            request = self._requests[self._next]
+            sampling = SamplingParams(temperature=0.0, seed=0, max_tokens=request.output_tokens, ignore_eos=True)
+            due.append(AddRequest(str(self._next), [0] * request.prompt_tokens, sampling))
+            self._next += 1
+        return due
+
+    def next_mail(self) -> float | None:
+        return self._requests[self._next].arrival if self._next < len(self._requests) else None
+
+
+def simulate(
+    cost: CostModel,
+    requests: Sequence[SimulatedRequest],
+    options: SimulationOptions,
+    *,
+    on_batch: Callable[[Batch], None] | None = None,
+    on_times: Callable[[Plan, list[StageTimes]], None] | None = None,
+) -> Simulation:
+    """Serve the requests, sorted by arrival, on a virtual pipeline with these stage times.
+
+    Args:
+        on_batch: told of every batch when it is made.
+        on_times: told of every batch and when each stage works on it.
+    """
+    clock = VirtualClock()
+    arrivals = _Arrivals(requests, clock)
+    times = [RequestTimes(request.arrival) for request in requests]
+    draw = random.Random(options.seed)
+    sigma = options.jitter
+
+    def jitter() -> float:
+        return max(0.1, draw.gauss(1.0, sigma))
+
+    def emit(outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            line = times[int(output.request_id)]
+            line.outputs += [clock.now] * len(output.token_ids)
+            line.error = line.error or output.error
+
+    pipeline = VirtualPipeline(
+        cost,
+        clock,
+        arrivals.next_mail,
+        loop_back=options.loop_back,
+        jitter=jitter if sigma > 0.0 else None,
+        on_times=on_times,
+    )
+    scheduler_options = SchedulerOptions(
+        stages=len(cost.stages),
+        loop_back=options.loop_back,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        block_size=options.block_size,
+        num_blocks=options.num_blocks,
+        max_model_len=options.num_blocks * options.block_size,
+        enable_prefix_caching=False,  # no two simulated prompts are equal
+        pacing=options.pacing,
+        target_tpot=options.target_tpot,
+        cost=cost if options.known_cost else None,
+        cost_is_calibrated=options.known_cost,
+    )
+    core = EngineCore(scheduler_options, pipeline, arrivals, emit, on_batch=on_batch, clock=clock)
+    while arrivals.next_mail() is not None or core.has_unfinished or core.in_flight:
+        core.step()
+    return Simulation(times, core.stats(), clock.now, core.scheduler.cost_fit.errors())
