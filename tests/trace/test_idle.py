@@ -124,3 +124,18 @@ def test_with_loop_back_the_first_stage_waits_for_tokens() -> None:
         (2.5, "tokens_in_flight"),
         (2.6, "core"),
     ]
+
+
+def test_what_happens_while_a_result_is_applied_belongs_to_applying_it() -> None:
+    account = IdleAccount(1, 0.0, "no_work")
+    account.core_state(1.0, "tokens_in_flight")
+    account.core_state(2.5, "core")  # a request ended ...
+    account.core_state(2.0, "core")  # ... by the result that was taken up at 2.0
+    account.core_state(3.0, "no_work")
+    found = list(account.nothing_in_flight(4.0))
+    assert [(i.end, i.cause) for i in found] == [
+        (1.0, "no_work"),
+        (2.0, "tokens_in_flight"),
+        (3.0, "core"),
+        (4.0, "no_work"),
+    ]

@@ -70,7 +70,12 @@ class IdleAccount:
         self._returns: deque[tuple[float, float]] = deque()  # a result was on its way to the core
 
     def core_state(self, at: float, cause: str) -> None:
-        """From `at` on, no further batch is made because of `cause`."""
+        """From `at` on, no further batch is made because of `cause`.
+
+        What is recorded while a result is applied comes before the result's own event, which began earlier: it counts.
+        """
+        while len(self._states) > 1 and self._states[-1][0] > at:
+            self._states.pop()
         if cause != self._states[-1][1]:
             self._states.append((at, cause))
 
