@@ -105,6 +105,14 @@ def test_few_blocks_preempt_less_under_paced_than_under_greedy() -> None:
     assert preemptions["paced"] < preemptions["greedy"]
 
 
+@pytest.mark.parametrize("pacing", ["greedy", "paced"])
+def test_busy_and_idle_time_add_up_and_nothing_is_unattributed(pacing: str) -> None:
+    simulation = serve(pacing, preset="gpu-70b-4", part=0.6)
+    total = sum(simulation.stats.stage_busy_seconds) + sum(simulation.idle.values())
+    assert total == pytest.approx(4 * simulation.seconds, rel=0.01)
+    assert simulation.idle.get("unattributed", 0.0) <= 0.01 * total
+
+
 def test_loop_back_runs_on_it_too() -> None:
     simulation = serve("paced", loop_back=True)
     assert all(times.outputs for times in simulation.requests)
@@ -160,7 +168,7 @@ def test_the_command_prints_the_keys_of_bench(capsys: pytest.CaptureFixture[str]
     result = json.loads(printed(capsys, *arguments))
     assert result["completed"] == 20
     assert {"output_throughput", "p99_tpot_ms", "median_ttft_ms", "mean_itl_ms", "p99_e2el_ms"} <= result.keys()
-    assert {"stages", "stage_busy", "bubble_fraction", "imbalance"} <= result["pipeline"].keys()
+    assert {"stages", "stage_busy", "stage_idle_seconds", "bubble_fraction", "imbalance"} <= result["pipeline"].keys()
     assert json.loads(printed(capsys, *arguments)) == result
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.bench.figures import Timeline, request_figures
+from paceline.bench.server_facts import NOTHING_TO_DO
 from paceline.simulate.loads import SimulatedRequest
 from paceline.simulate.run import Simulation, SimulationOptions
 
@@ -29,12 +30,15 @@ def simulated_figures(
     stats = simulation.stats
     busy = [seconds / simulation.seconds for seconds in stats.stage_busy_seconds]
     mean = sum(busy) / len(busy)
+    lost = sum(seconds for cause, seconds in simulation.idle.items() if cause not in NOTHING_TO_DO)
+    worked = sum(stats.stage_busy_seconds)
     # The last output of a request is read by nobody.
     computed = figures["total_input_tokens"] + figures["total_output_tokens"] - figures["completed"]
     pipeline = {
         "stages": len(busy),
         "stage_busy": busy,
-        "bubble_fraction": 1.0 - mean,
+        "stage_idle_seconds": simulation.idle,
+        "bubble_fraction": lost / (lost + worked),
         "imbalance": max(busy) / mean,
         "batches": stats.num_batches,
         "mean_batch_tokens": computed / stats.num_batches,

@@ -15,8 +15,13 @@ from paceline.sampling_params import SamplingParams
 from paceline.scheduling import Batch, SchedulerOptions
 from paceline.scheduling.cost_model import CostModel
 from paceline.simulate.loads import SimulatedRequest
+from paceline.trace.events import Facts
+from paceline.trace.history import History
+from paceline.trace.idle import CAUSES
+from paceline.trace.recorder import Recorder
 
 PLENTY_OF_BLOCKS = 1 << 20
+STEPS_PER_READING = 1000
 
 
 class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,12 +55,43 @@ class RequestTimes:
 
 @dataclass
 class Simulation:
-    """What happened: the requests' times in order of arrival, the core's counters, and the moment of the end."""
+    """What happened.
+
+    Attributes:
+        requests: in order of arrival.
+        stats: the core's counters.
+        seconds: from the start to the last output.
+        idle: seconds by cause, over all stages.
+        cost_errors: median relative error of the policy's predictions, per kind of batch.
+    """
 
     requests: list[RequestTimes]
     stats: CoreStats
     seconds: float
+    idle: dict[str, float]
     cost_errors: dict[str, float]
+
+
+class _Reader:
+    """Follows the record, as an observer of a real engine does, for the sake of its account of idle time."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._history = History()
+        self._read = 0
+
+    def follow(self) -> None:
+        """Take in what is new."""
+        while (chunk := self._recorder.read(self._read)).end > self._read:
+            self._history.feed(chunk.lines)
+            self._read = chunk.end
+
+    def idle(self) -> dict[str, float]:
+        """Seconds by cause, over all stages; causes that did not occur are left out."""
+        account = self._history.account
+        stages = [] if account is None else account.idle
+        totals = {cause: sum(stage.get(cause, 0.0) for stage in stages) for cause in CAUSES}
+        return {cause: seconds for cause, seconds in totals.items() if seconds > 0.0}
 
 
 class _Arrivals:
@@ -130,7 +166,16 @@ def simulate(
         cost=cost if options.known_cost else None,
         cost_is_calibrated=options.known_cost,
     )
-    core = EngineCore(scheduler_options, pipeline, arrivals, emit, on_batch=on_batch, clock=clock)
+    recorder = Recorder(clock, Facts(stages=len(cost.stages), depth=pipeline.depth, pacing=options.pacing))
+    reader = _Reader(recorder)
+    core = EngineCore(
+        scheduler_options, pipeline, arrivals, emit, on_batch=on_batch, clock=clock, hash_key=b"", recorder=recorder
+    )
+    steps = 0
     while arrivals.next_mail() is not None or core.has_unfinished or core.in_flight:
         core.step()
-    return Simulation(times, core.stats(), clock.now, core.scheduler.cost_fit.errors())
+        steps += 1
+        if steps % STEPS_PER_READING == 0:
+            reader.follow()
+    reader.follow()
+    return Simulation(times, core.stats(), clock.now, reader.idle(), core.scheduler.cost_fit.errors())
