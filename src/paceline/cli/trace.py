@@ -1,4 +1,4 @@
-"""`paceline trace`: what the pipeline did, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""`paceline trace`: what the pipeline did, as a file for Perfetto (ui.perfetto.dev), which reads it in your browser.
 
 The record is asked of a running server, or read from the file that `--trace-file` wrote.
 """
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         pieces = _from_file(args.trace, seconds) if args.trace else _from_server(args, seconds, stack)
         size = _write(args.output, pieces)
-    sys.stdout.write(f"{args.output}: {size / 1e6:.1f} MB; open it at ui.perfetto.dev or in chrome://tracing\n")
+    sys.stdout.write(f"{args.output}: {size / 1e6:.1f} MB; open it at ui.perfetto.dev\n")
     return 0
 
 

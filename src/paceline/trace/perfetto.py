@@ -1,4 +1,4 @@
-"""The record as a file for Perfetto or chrome://tracing (the Trace Event Format).
+"""The record as a file for Perfetto, in the Trace Event Format.
 
 One track for the engine core, one per stage, one per link (the core's own included); flows lead from batch to batch
 along a request's way, and counters show what runs, what waits, free blocks and the bubble. Times are microseconds since
@@ -123,13 +123,14 @@ def _slice(bar: _Bar, start: float) -> Json:
         "pid": PID,
         "tid": bar.track,
         "ts": _us(bar.start - start),
-        "dur": _us(bar.end - bar.start),
+        "dur": _us(bar.end - start) - _us(bar.start - start),
         "args": bar.args,
     }
 
 
-def _us(seconds: float) -> float:
-    return round(seconds * 1e6, 3)
+def _us(seconds: float) -> int:
+    """Whole microseconds: viewers cut fractions off, and a slice that ends 1 ns inside the next one is dropped."""
+    return round(seconds * 1e6)
 
 
 # ---------------------------------------------------------------- bars
