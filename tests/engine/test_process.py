@@ -74,7 +74,7 @@ async def test_the_core_says_what_it_made_and_counts(folder: Path, caplog: pytes
 
 
 async def stats_where_idle(running: AsyncEngine) -> None:
-    while running.stats is None or running.stats.num_running:
+    while running.stats is None or running.stats.num_running or running.stats.num_batches_in_flight:
         await asyncio.sleep(0)
 
 
@@ -87,6 +87,7 @@ async def test_one_engine_many_situations(folder: Path) -> None:
         await a_prompt_that_cannot_fit_is_refused(running)
         await an_id_in_use_is_an_error(running)
         assert len(tokens(await outputs(running, "last", [1, 2, 3]))) == 12
+        await a_batch_that_outlives_its_request_is_counted_when_it_is_back(running)
         await asyncio.wait_for(stats_where_idle(running), 20)
         assert running.stats is not None
         assert (running.stats.num_blocks_used, running.num_unfinished) == (0, 0)
@@ -112,6 +113,23 @@ async def closing_a_stream_aborts_it(running: AsyncEngine) -> None:
     async with aclosing(running.generate("closed", [1, 2], sampling(max_tokens=100))) as stream:
         assert (await anext(stream)).status == ""
     assert running.num_unfinished == 0
+
+
+async def a_batch_that_outlives_its_request_is_counted_when_it_is_back(running: AsyncEngine) -> None:
+    last_stage = pids_of(running)[-1]
+    async with aclosing(running.generate("outlived", [1, 2], sampling(max_tokens=100))) as stream:
+        await anext(stream)
+        os.kill(last_stage, signal.SIGSTOP)
+
+    async def until_in_flight(expected: bool) -> None:
+        while (
+            running.stats is None or running.stats.num_running or bool(running.stats.num_batches_in_flight) != expected
+        ):
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(until_in_flight(True), 20)
+    os.kill(last_stage, signal.SIGCONT)
+    await asyncio.wait_for(until_in_flight(False), 20)
 
 
 async def a_stop_string_ends_a_stream(running: AsyncEngine) -> None:

@@ -229,6 +229,13 @@ def _serve(
         PipelineError: the pipeline failed; every request has been told so.
     """
     last_stats = 0.0
+    told_in_flight = 0
+
+    def tell_stats() -> None:
+        nonlocal told_in_flight
+        stats = core.stats()
+        told_in_flight = stats.num_batches_in_flight
+        mail.send(stats)
 
     def emit(outputs: list[RequestOutput]) -> None:
         """Outputs, and before them the core's figures: at most a few times a second, and at the last ending.
@@ -239,7 +246,7 @@ def _serve(
         now = time.monotonic()
         if now - last_stats >= STATS_INTERVAL or not core.has_unfinished:
             last_stats = now
-            mail.send(core.stats())
+            tell_stats()
         mail.send(Outputs(outputs))
 
     def why_unusable(request: AddRequest) -> str | None:
@@ -257,6 +264,8 @@ def _serve(
     try:
         while not core.shutting_down:
             core.step()
+            if told_in_flight and not core.in_flight and not core.has_unfinished:
+                tell_stats()  # what was in flight when the last request ended is back, and no output will follow it
     except PipelineError as error:
         core.fail(str(error))
         raise
