@@ -20,6 +20,7 @@ FLAGS = {row.flag for config in (EngineConfig, ServerConfig) for row in options(
 # Flags that are not options of the server: `paceline complete`, `--print-config`, and curl's and pip's own.
 OTHER_FLAGS = {"--quick", "--temperature", "--max-tokens", "--print-config"}
 OTHER_FLAGS |= {"--seconds"}  # of `paceline trace`
+OTHER_FLAGS |= {"--once"}  # of `paceline top`
 OTHER_FLAGS |= {"--batch", "--request", "--trace", "--json"}  # of `paceline explain`
 
 

@@ -13,8 +13,8 @@ const count = (value) => value.toLocaleString("en");
 
 // key, caption, how to show it, what it means
 const TILES = [
-  ["bubble", "Bubble", percent, "Part of the last 10 s in which a stage was idle although there was work"],
-  ["imbalance", "Imbalance", (value) => `${value.toFixed(2)} ×`, "The slowest stage's time per batch, beside the mean of all"],
+  ["bubble", "Bubble", percent, "Part of the stages' time, in the last 10 s, that they idled although there was work"],
+  ["imbalance", "Imbalance", (value) => `${value.toFixed(2)} ×`, "Busiest stage ÷ mean of all, in the last 10 s"],
   ["tokens_in_per_s", "Tokens in", rate, "Prompt tokens computed per second", "/s"],
   ["tokens_out_per_s", "Tokens out", rate, "Tokens sampled per second", "/s"],
   ["running", "Running", count, "Requests with a seat in the batches"],
