@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("paceline.cli.trace", "save what the pipeline did as a file for Perfetto"),
     "schedule": ("paceline.cli.schedule", "show what the scheduler does with a scripted scenario"),
     "simulate": ("paceline.cli.simulate", "predict a load's latencies without a model"),
+    "profile": ("paceline.cli.profile", "measure what batches take on this machine"),
     "bench": ("paceline.cli.bench", "measure speed"),
     "pull": ("paceline.cli.pull", "fetch a known model into the cache"),
 }

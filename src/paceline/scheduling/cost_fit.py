@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.scheduling.cost_model import TERMS, CostModel, StageCost, Work
+from paceline.scheduling.cost_model import CostModel, StageCost, Work
 
 Array = NDArray[np.float64]
 
@@ -63,49 +63,59 @@ def non_negative_least_squares(gram: Array, moment: Array) -> Array:
     return x
 
 
-class StageFit:
-    """One stage's prices, from what it took for batches of known work.
+class PriceFit:
+    """Prices of terms, from what batches took whose amounts of each term are known.
 
     Args:
-        start: the prices to begin with; their order of magnitude gives the scale of each term.
+        start: [terms], the prices to begin with; their order of magnitude gives the scale of each term.
+
+    Attributes:
+        prices: [terms], seconds per unit; none is negative.
     """
 
-    def __init__(self, start: StageCost) -> None:
-        self.cost = start
-        prices = np.array(msgspec.structs.astuple(start))
+    def __init__(self, start: Sequence[float]) -> None:
+        self.prices = np.array(start, dtype=np.float64)
+        positive = self.prices > 0.0
         # In units of the starting prices every term is of order 1; one that starts at 0 gets a small unit of its own.
-        self._unit = np.where(prices > 0.0, prices, max(float(prices[prices > 0.0].min(initial=1e-6)), 1e-12) * 1e-3)
-        self._start = np.where(prices > 0.0, 1.0, 0.0)
-        self._gram = np.zeros((len(TERMS), len(TERMS)))
-        self._moment = np.zeros(len(TERMS))
+        smallest = float(self.prices[positive].min(initial=1e-6))
+        self._unit = np.where(positive, self.prices, max(smallest, 1e-12) * 1e-3)
+        self._start = np.where(positive, 1.0, 0.0)
+        self._gram = np.zeros((len(self.prices), len(self.prices)))
+        self._moment = np.zeros(len(self.prices))
 
-    def add(self, works: Sequence[Work], seconds: Sequence[float], fade: float = 1.0) -> None:
-        """Take in measured steps and fit anew; what was known before counts `fade` times as much as so far."""
-        rows = np.array(works, dtype=np.float64) * self._unit
+    def add(self, amounts: Sequence[Sequence[float]] | Array, seconds: Sequence[float], fade: float = 1.0) -> None:
+        """Take in measured steps and fit anew; what was known before counts `fade` times as much as so far.
+
+        Args:
+            amounts: [steps, terms].
+            seconds: [steps].
+        """
+        rows = np.array(amounts, dtype=np.float64)
+        predicted = np.maximum(rows @ self.prices, 1e-12)
         measured = np.array(seconds, dtype=np.float64)
-        predicted = np.maximum(np.array([self.cost.time(work) for work in works]), 1e-12)
         error = np.abs(measured - predicted) / predicted
         weight = np.minimum(1.0, TRUSTED_ERROR / np.maximum(error, 1e-12))
         scale = np.sqrt(weight) / predicted
-        rows, measured = rows * scale[:, None], measured * scale
+        rows, measured = rows * self._unit * scale[:, None], measured * scale
         self._gram = self._gram * fade + rows.T @ rows
         self._moment = self._moment * fade + rows.T @ measured
         self._solve()
 
     def rescale(self, factor: float) -> None:
-        """The starting model is off by this factor in all its terms; only before any step was added."""
-        self.cost = self.cost.scaled(factor)
+        """The starting prices are all off by this factor; only before any step was added."""
+        self.prices = self.prices * factor
         self._unit = self._unit * factor
 
     def _solve(self) -> None:
         # Each term is held to its start in proportion to what it contributes to the steps, so only the terms that the
         # steps do not tell apart are decided by it.
         total = max(float(np.trace(self._gram)), 1e-300)
-        hold = np.full(len(TERMS), PRIOR_STEPS * 1e-4 * total / len(TERMS))
+        terms = len(self.prices)
+        hold = np.full(terms, PRIOR_STEPS * 1e-4 * total / terms)
         hold = np.minimum(hold, np.maximum(1e-3 * np.diag(self._gram), 1e-9 * total))
         gram = self._gram + np.diag(hold)
         x = non_negative_least_squares(gram, self._moment + hold * self._start)
-        self.cost = StageCost(*(float(price) for price in np.minimum(x, MAX_TERM_RATIO) * self._unit))
+        self.prices = np.minimum(x, MAX_TERM_RATIO) * self._unit
 
 
 class CostFit:
@@ -126,7 +136,7 @@ class CostFit:
         self.model = start
         self.num_steps = 0
         self.calibrated = calibrated
-        self._stages = [StageFit(stage) for stage in start.stages]
+        self._stages = [PriceFit(msgspec.structs.astuple(stage)) for stage in start.stages]
         self._works: list[Work] = []
         self._seconds: list[list[float]] = []
         self._errors: dict[str, deque[float]] = {kind: deque(maxlen=ERRORS_KEPT) for kind in KINDS}
@@ -158,13 +168,13 @@ class CostFit:
         fade = 1.0 - min(1.0, len(self._works) / MEMORY_STEPS)
         for stage, seconds in zip(self._stages, columns, strict=True):
             stage.add(self._works, seconds, fade)
-        self.model = msgspec.structs.replace(self.model, stages=tuple(stage.cost for stage in self._stages))
+        self.model = msgspec.structs.replace(self.model, stages=tuple(_as_cost(fit) for fit in self._stages))
         self._works, self._seconds = [], []
 
     def _calibrate(self, columns: Iterable[Sequence[float]]) -> None:
         ratios = [
-            measured / stage.cost.time(work)
-            for stage, seconds in zip(self._stages, columns, strict=True)
+            measured / stage.time(work)
+            for stage, seconds in zip(self.model.stages, columns, strict=True)
             for work, measured in zip(self._works, seconds, strict=True)
         ]
         factor = median(ratios)
@@ -176,3 +186,7 @@ class CostFit:
     def errors(self) -> dict[str, float]:
         """Median absolute error of the predictions, relative to what was measured, per kind of batch seen so far."""
         return {kind: median(errors) for kind, errors in self._errors.items() if errors}
+
+
+def _as_cost(fit: PriceFit) -> StageCost:
+    return StageCost(*fit.prices.tolist())
