@@ -17,6 +17,8 @@ from paceline.errors import EngineDeadError, RequestError
 from paceline.messages import TraceChunk
 from paceline.server import monitor
 from paceline.server.monitor import MAX_WATCHERS, QUEUE_FRAMES, Monitor
+from paceline.trace import History, frames
+from paceline.trace.frames import FrameMaker
 from tests.engine.harness import make_scenario
 from tests.server.fakes import Site
 from tests.trace.timed import TimedHarness
@@ -71,19 +73,19 @@ async def messages(stream: AsyncGenerator[bytes, None]) -> AsyncIterator[tuple[s
 
 async def watch(watching: Monitor, reader: TraceReader, replay: Replay, batches: int) -> list[dict[str, Any]]:
     """All frames up to the one with the end of the last batch."""
-    frames: list[dict[str, Any]] = []
+    seen: list[dict[str, Any]] = []
     async with aclosing(watching.watch(reader, "m")) as stream:
         async for name, message in messages(stream):
             if name == "hello":
-                assert not frames
+                assert not seen
                 assert message["stages"] == replay.run.options.stages
                 assert (message["model"], len(message["clock_uncertainty_ms"])) == ("m", message["stages"])
                 continue
-            frames.append(message)
+            seen.append(message)
             replay.go_on()
-            if sum(len(frame["spans"]) for frame in frames) >= batches * replay.run.options.stages:
+            if sum(len(frame["spans"]) for frame in seen) >= batches * replay.run.options.stages:
                 break
-    return frames
+    return seen
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -96,22 +98,22 @@ async def test_every_watcher_is_told_everything_once(seed: int) -> None:
     while replay.shown < replay.log.total // 2 and not first.done():
         await asyncio.sleep(0)
     late = asyncio.create_task(watch(watching, reader, replay, len(history.batches)))
-    for frames in await asyncio.gather(first, late):
-        last = frames[-1]
+    for seen in await asyncio.gather(first, late):
+        last = seen[-1]
         assert set(last) == FRAME_KEYS
-        batches = [batch for frame in frames for batch in frame["batches"]]
+        batches = [batch for frame in seen for batch in frame["batches"]]
         assert [batch["batch"] for batch in batches] == list(history.batches)
-        for batch, seen in zip(batches, run.seen_batches, strict=True):
-            assert {s[0]: (s[1], s[1] + s[2]) for s in batch["slices"]} == seen["slices"]
-        spans = [tuple(span[:2]) for frame in frames for span in frame["spans"]]
+        for batch, true in zip(batches, run.seen_batches, strict=True):
+            assert {s[0]: (s[1], s[1] + s[2]) for s in batch["slices"]} == true["slices"]
+        spans = [tuple(span[:2]) for frame in seen for span in frame["spans"]]
         stages = range(run.options.stages)
         assert spans == [(stage, number) for number in history.batches for stage in stages]
-        links = [link for frame in frames for link in frame["links"]]
+        links = [link for frame in seen for link in frame["links"]]
         assert len(links) == len(history.batches) * (run.options.stages - 1)
         for stage in stages:
-            ends = [(start, end) for f in frames for at, start, end, _ in f["idle"] if at == stage]
+            ends = [(start, end) for f in seen for at, start, end, _ in f["idle"] if at == stage]
             assert all(before[1] <= after[0] + 1e-5 for before, after in pairwise(ends))
-        assert [frame["dropped"] for frame in frames] == [0] * len(frames)
+        assert [frame["dropped"] for frame in seen] == [0] * len(seen)
     assert watching._follower is None, "nobody watches: nobody works"
 
 
@@ -174,3 +176,20 @@ async def test_there_may_be_only_so_many() -> None:
 async def test_only_an_admin_may_watch(config: ServerConfig, key: str, status: int) -> None:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     assert (await Site(config=config).client.get("/monitor/stream", headers=headers)).status_code == status
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_figures_are_those_of_the_last_seconds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frames' running sums against adding everything up anew; over the whole run, where no batch lies on an edge."""
+    monkeypatch.setattr(frames, "WINDOW_SECONDS", 1e9)
+    run = ran(seed)
+    history, maker = History(), None
+    for line in run.core.recorder._log.read(0, 2**30).lines.splitlines():
+        history.feed([line])
+        maker = maker or FrameMaker(history)
+        told = list(maker.frames())[-1]["tiles"]
+    exact = history.use(1e9)
+    assert exact.tokens_out == sum(len(seen.tokens) for seen in run.seen.values())
+    assert told["tokens_out_per_s"] * exact.seconds == pytest.approx(exact.tokens_out, rel=1e-3)
+    assert told["tokens_in_per_s"] * exact.seconds == pytest.approx(exact.tokens_in, rel=1e-3)
+    assert (told["bubble"], told["imbalance"]) == (exact.bubble, exact.imbalance)

@@ -213,7 +213,7 @@ def make_recorder(config: CoreConfig, ready: CoreReady, started: float, file: Tr
         layers=ready.layer_split,
         num_blocks=ready.num_blocks,
         block_size=ready.block_size,
-        pacing=engine.pacing,
+        pacing=engine.pacing_policy,
         started=started,
         ready=time.monotonic(),
     )

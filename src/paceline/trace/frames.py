@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from paceline.trace.history import History
+from paceline.trace.history import History, Use
 from paceline.trace.idle import Idle
 from paceline.trace.lives import RUNNING, BatchRecord, RequestRecord
 
@@ -16,6 +17,7 @@ MAX_FRAMES = 20  # of one look
 WINDOW_SECONDS = 10.0  # of the figures
 MAX_REQUESTS = 200
 DIGITS = 6  # of times: microseconds
+TINY = 1e-6  # seconds
 
 Frame = dict[str, Any]
 
@@ -49,6 +51,7 @@ class FrameMaker:
         start = history.now if since is None else since
         self._made = after if since is None else next((b.number for b in batches if b.at >= start), after)
         self._done = next((b.number for b in batches if b.done is None or b.done >= start), after)
+        self._window = _Window(history)
         recent = 0 if since is None else sum(idle.end >= start for idle in history.idle)
         self._idle = history.num_idle - recent
 
@@ -65,7 +68,7 @@ class FrameMaker:
             if self._made > self.history.latest_batch:
                 break
             yield frame
-        yield frame | {"tiles": tiles(self.history), "requests": requests(self.history)}
+        yield frame | {"tiles": tiles(self.history, self._window.use()), "requests": requests(self.history)}
 
     def _new_batches(self) -> list[BatchRecord]:
         known = self.history.batches
@@ -121,14 +124,36 @@ def _batch(history: History, batch: BatchRecord) -> Frame:
     return {"batch": batch.number, "made": round(batch.at, DIGITS), "slices": slices}
 
 
-def tiles(history: History) -> Frame:
-    """Figures of the last ten seconds, and where things stand."""
-    use = history.use(WINDOW_SECONDS)
+class _Window:
+    """How the last seconds were used, from the sums of then and now: adding up each frame anew would cost more than all else."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        now, use = self._sums(), history.use(WINDOW_SECONDS)
+        self._then: deque[Use] = deque([now.since(use)])
+
+    def _sums(self) -> Use:
+        """Since the beginning of the history."""
+        history = self._history
+        account = history.account
+        busy, idle = ([], []) if account is None else (list(account.busy), [dict(causes) for causes in account.idle])
+        return Use(history.now, busy, idle, history.num_prefill_tokens, history.num_output_tokens)
+
+    def use(self) -> Use:
+        now = self._sums()
+        self._then.append(now)
+        while len(self._then) > 2 and self._then[1].seconds <= now.seconds - WINDOW_SECONDS:
+            self._then.popleft()
+        return now.since(self._then[0])
+
+
+def tiles(history: History, use: Use) -> Frame:
+    """Figures of the last seconds, and where things stand."""
     return {
         "bubble": use.bubble,
         "imbalance": use.imbalance,
-        "tokens_in_per_s": round(use.tokens_in / use.seconds, 3),
-        "tokens_out_per_s": round(use.tokens_out / use.seconds, 3),
+        "tokens_in_per_s": round(use.tokens_in / max(use.seconds, TINY), 3),
+        "tokens_out_per_s": round(use.tokens_out / max(use.seconds, TINY), 3),
         "running": sum(request.status == RUNNING for request in history.live.values()),
         "waiting": sum(request.status != RUNNING for request in history.live.values()),
         "free_blocks": history.free_blocks if history.live else history.facts.num_blocks,

@@ -39,18 +39,31 @@ class Use:
     tokens_in: int = 0
     tokens_out: int = 0
 
+    def since(self, before: Use) -> Use:
+        """Of two sums from the same beginning: what came after the earlier one."""
+        return Use(
+            self.seconds - before.seconds,
+            [a - b for a, b in zip(self.busy, before.busy, strict=True)],
+            [
+                {cause: seconds - then.get(cause, 0.0) for cause, seconds in now.items()}
+                for now, then in zip(self.idle, before.idle, strict=True)
+            ],
+            self.tokens_in - before.tokens_in,
+            self.tokens_out - before.tokens_out,
+        )
+
     @property
     def bubble(self) -> float | None:
         """Part of the stages' time in which they idled although there was work; None if there was none."""
         lost = sum(seconds for idle in self.idle for cause, seconds in idle.items() if cause not in _NO_BUBBLE)
         busy = sum(self.busy)
-        return round(lost / (lost + busy), 4) if busy else None
+        return round(lost / (lost + busy), 4) if busy > 1e-9 else None
 
     @property
     def imbalance(self) -> float | None:
         """The busiest stage's time over the mean of all; None if none was busy."""
         mean = sum(self.busy) / len(self.busy) if self.busy else 0.0
-        return round(max(self.busy) / mean, 4) if mean else None
+        return round(max(self.busy) / mean, 4) if mean > 1e-9 else None
 
 
 class History:
@@ -322,7 +335,7 @@ class History:
     def use(self, seconds: float) -> Use:
         """How the last so many seconds were used."""
         since = max(self.now - seconds, self.facts.ready)
-        stages = range(self.facts.stages)
+        stages = range(self.facts.stages if self.account is not None else 0)
         use = Use(max(self.now - since, 1e-9), [0.0 for _ in stages], [{} for _ in stages])
         for batch in reversed(self.batches.values()):
             if batch.done is None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from paceline.trace.events import BLOCKS, NO_WORK, PACE, TOKENS_IN_FLIGHT
@@ -134,14 +134,19 @@ class IdleAccount:
             yield after.started, LINK
 
     def _known_by_core(self, start: float, end: float) -> Iterator[tuple[float, str]]:
-        states = [state for state in self._states if state[0] < end]
-        for i, (_, cause) in enumerate(states):
-            until = states[i + 1][0] if i + 1 < len(states) else end
-            if until <= start:
-                continue
+        until = end
+        stretches = []  # (until, cause) of what was known, the latest first
+        for at, cause in reversed(self._states):
+            if at < end:
+                stretches.append((until, cause))
+                until = at
+                if at <= start:
+                    break
+        returns = list(reversed([*takewhile(lambda pair: pair[1] > start, reversed(self._returns))]))
+        for until, cause in reversed(stretches):
             if cause in _WAITS_FOR_A_RESULT:
-                for finished, taken in self._returns:
-                    if finished < until and taken > start:
+                for finished, taken in returns:
+                    if finished < until:
                         yield finished, cause
                         yield min(taken, until), CORE
             yield until, cause
