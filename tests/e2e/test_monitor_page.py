@@ -1,41 +1,23 @@
-"""The monitor page in a real browser, over a made-up pipeline and over a real one."""
+"""The monitor page in a real browser, over a made-up pipeline that is always the same."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.e2e.browser import browser, fits, least_contrast, visit
-from tests.e2e.server import Server, serve
+from tests.e2e.lanes import PAINTED, picture, wait_until_painted_otherwise
 from tests.server.fake_monitor import REQUESTS, FakeMonitor
 from tests.server.running import Running
 
 __all__ = ["browser"]  # a fixture
 
 pytestmark = pytest.mark.e2e
-
-# Colours of the bars in each lane, from what is painted: 100 columns of the upper quarter, where no idle strip is.
-PAINTED = """(stages) => {
-  const canvas = document.querySelector("#lanes");
-  const ratio = canvas.width / canvas.clientWidth;
-  const context = canvas.getContext("2d");
-  return Array.from({ length: stages }, (_, stage) => {
-    const y = Math.round((24 + stage * 82 + 3) * ratio);
-    const row = context.getImageData(0, y, canvas.width, 1).data;
-    const found = new Set();
-    for (let x = 0; x < canvas.width; x += 1) found.add(row.slice(4 * x, 4 * x + 3).join());
-    return [...found];
-  });
-}"""
 
 
 @contextmanager
@@ -49,15 +31,6 @@ def monitor(
             yield page, fake
     finally:
         running.stop()
-
-
-def picture(page: Page) -> str:
-    """What the lanes look like, as a data address."""
-    return str(page.evaluate("document.querySelector('#lanes').toDataURL()"))
-
-
-def wait_until_painted_otherwise(page: Page, before: str) -> None:
-    page.wait_for_function("(before) => document.querySelector('#lanes').toDataURL() !== before", arg=before)
 
 
 @pytest.mark.parametrize("stages", [2, 4])
@@ -263,67 +236,3 @@ def test_it_fits_and_is_readable(browser: Browser, width: int, dark: bool) -> No
         assert (
             least_contrast(page, "body, .muted, .tile dt, .value, .badge, .link, .legend li, .primary, th, td") >= 4.5
         )
-
-
-@pytest.fixture(scope="module")
-def server(smollm2_gguf: Path) -> Iterator[Server]:
-    with serve(str(smollm2_gguf), "--pipeline-parallel-size", "2", "--num-blocks", "512") as server:
-        yield server
-
-
-def test_a_newcomer_sees_a_real_pipeline_move(browser: Browser, server: Server) -> None:
-    with visit(browser, server.url, "/monitor") as page:
-        expect(page.locator("#empty")).to_be_visible()
-        page.locator("#demo").click()
-        rows = page.locator("#requests tbody tr")
-        expect(rows.first).to_contain_text("RUNNING")
-        expect(rows.first).to_contain_text("sample group")
-        expect(page.locator("#facts")).to_contain_text("2 stages")
-        for _ in range(3):
-            wait_until_painted_otherwise(page, picture(page))
-        colours = page.evaluate("import('/pages/palette.js').then((all) => all.BATCHES)")
-        wanted = {",".join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5)) for colour in colours}
-        page.wait_for_function(
-            f"(wanted) => ({PAINTED})(2).every((lane) => lane.filter((c) => wanted.includes(c)).length > 1)",
-            arg=[*wanted],
-        )
-        rows.first.locator("button").first.click()
-        expect(page.locator(".story")).to_contain_text(re.compile(r"batch \d+"))
-        name = rows.first.locator("button").first.get_attribute("title")
-        rows.first.get_by_role("button", name="Abort").click()
-        expect(page.get_by_title(str(name), exact=True)).to_have_count(0)
-        expect(page.locator(".story")).to_contain_text("FINISHED_ABORTED")
-        expect(page.locator("#demo")).to_have_text("Stop the samples")  # the others go on
-        expect(page.locator("#notice")).to_be_hidden()
-        page.locator("#lanes").focus()
-        page.keyboard.press("ArrowLeft")
-        page.keyboard.press("Enter")
-        expect(page.locator("#detail-title")).to_have_text(re.compile(r"Batch \d+"))
-        expect(page.locator("#detail-body h3").last).to_be_visible()
-        page.locator("#demo").click()
-        expect(page.locator("#no-requests")).to_be_visible()
-        with page.expect_download() as download:
-            page.get_by_role("button", name="Trace").click()
-        assert len(json.loads(download.value.path().read_text())["traceEvents"]) > 10
-
-
-def test_from_an_answer_to_its_way_through_the_pipeline(browser: Browser, server: Server) -> None:
-    with visit(browser, server.url) as page:
-        page.evaluate("localStorage.setItem('paceline.settings', JSON.stringify({max_tokens: '16'}))")
-        page.reload()
-        page.get_by_label("Your message").fill("What is the capital of France?")
-        page.keyboard.press("Enter")
-        page.get_by_role("link", name="In the pipeline").click()
-        expect(page.locator("#state")).to_have_text("paused")
-        expect(page.locator(".story")).to_contain_text(re.compile(r"FINISHED_\w+"))
-        spans = page.evaluate(PAINTED, 2)
-        assert all(len(lane) > 1 for lane in spans)
-
-
-def test_the_terminal_shows_the_same(server: Server) -> None:
-    body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True}
-    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
-    command = [sys.executable, "-m", "paceline.cli.main", "top", "--once", "--seconds", "5", "--url", server.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    letters = [line for line in done.stdout.splitlines() if re.fullmatch(r"[pdmSTPCLBU·? ]+", line) and "d" in line]
-    assert len(letters) == 2  # both stages computed decodes
