@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
-from paceline.messages import BatchResult
+from paceline.messages import PLACEHOLDER, BatchResult
+from paceline.models.inputs import BatchInputs
 from paceline.pipeline.inline import InlinePipeline
 from tests.pipeline.tiny import LAYERS, PlanMaker, inline_pipeline, write_model
 
@@ -45,6 +47,28 @@ def test_results_come_in_order_and_only_after_a_wait(folder: Path) -> None:
             assert times.plan_received <= times.started <= times.finished
             assert times.cpu_seconds >= 0
         assert result.times[0].finished <= result.times[1].started
+
+
+def test_a_row_that_fails_keeps_no_neighbour_from_running_ahead(folder: Path) -> None:
+    def run(*, damaged: bool) -> list[BatchResult]:
+        pipeline, maker = inline_pipeline(folder, [(0, 2), (2, LAYERS)], loop_back=True), PlanMaker()
+        last = pipeline._stages[-1].model
+        forward = last.forward
+
+        def damage(batch: BatchInputs, hidden: Tensor | None) -> Tensor:
+            logits = forward(batch, hidden).clone()
+            logits[0] = float("nan")
+            return logits
+
+        if damaged:
+            last.forward = damage  # type: ignore[method-assign]
+        pipeline.submit(maker.plan([(0, [1, 2, 3], True), (1, [4, 5], True)]))
+        pipeline.submit(maker.plan([(0, [PLACEHOLDER], True), (1, [PLACEHOLDER], True)]))
+        return [collected(pipeline), collected(pipeline)]
+
+    healthy, damaged = run(damaged=False), run(damaged=True)
+    assert [result.tokens[0].token_id for result in damaged] == [-1, -1]
+    assert [result.tokens[1] for result in damaged] == [result.tokens[1] for result in healthy]
 
 
 def test_waiting_with_nothing_submitted_waits_for_mail() -> None:
