@@ -348,3 +348,20 @@ def test_the_reason_of_a_stage_that_ended_is_waited_for(folder: Path) -> None:
         ended = dict.fromkeys(pipeline._death_fds, zmq.POLLIN)
         with pytest.raises(PipelineError, match=r"stage 0 could not start: .*no such file or folder"):
             pipeline._check_alive(ended)
+
+
+def test_clocks_are_compared_at_the_start_and_again_while_there_is_work(folder: Path) -> None:
+    """All processes of a machine read one clock, so the true offset is 0, and must lie within what is said."""
+    told: list[list[tuple[float, float]]] = []
+    with stages(folder, 2) as pipeline:
+        load(pipeline)
+        first = pipeline.clocks()
+        assert all(abs(offset) <= uncertainty < 1.0 for offset, uncertainty in first)
+        pipeline.on_clocks = told.append
+        pipeline._pinged = 0.0  # long ago
+        results(pipeline, [PlanMaker().plan([(0, [1, 2, 3], True)])])
+        while len(told) < 2:  # both stages
+            pipeline.wait(20)
+            pipeline.collect()
+        for (_, before), (offset, after) in zip(first, told[-1], strict=True):
+            assert abs(offset) <= after <= before
