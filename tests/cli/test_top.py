@@ -98,6 +98,8 @@ def test_figures_and_requests() -> None:
         "stage 1, batch 200",
     ):
         assert part in text
+    assert f"{REQUESTS[0]} mine" in "\n".join(drawn(record_of(), 150, 40))
+    assert "mine" not in "\n".join(drawn(record_of(), 80, 40))
     assert "no request at the moment" in "\n".join(drawn(record_of(requests=0), 100, 40))
 
 

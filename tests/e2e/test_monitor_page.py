@@ -167,6 +167,10 @@ def test_a_trace_is_saved_as_a_file(browser: Browser) -> None:
 
 def test_the_key_is_asked_for(browser: Browser) -> None:
     with monitor(browser, FakeMonitor(key="chief"), expect="401") as (page, _):
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#notice")).to_contain_text("missing or wrong")
+        expect(page.locator("#state")).to_have_text("not connected")
+        page.reload()
         expect(page.get_by_role("dialog")).to_contain_text("--admin-api-key")
         page.get_by_label("Key", exact=True).fill("chief")
         page.keyboard.press("Enter")

@@ -31,6 +31,8 @@ CAUSES = {
 _BETWEEN = "   "
 _BEHIND = 0.25  # seconds: what is newer is not told yet
 _ROWS_OF_A_LANE = 3
+_ROOM_FOR_LABELS = 100  # columns
+_WIDE = 140  # columns, for whole ids
 _ROOMY = 30  # lines of a window that has some to spare
 
 
@@ -180,16 +182,18 @@ def _requests(requests: list[LiveRequest], width: int, room: int) -> list[Render
     if not requests:
         return [Text("no request at the moment", "dim")]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", width=width)
-    table.add_column("request", no_wrap=True, max_width=26, overflow="ellipsis")
+    table.add_column("request", no_wrap=True, overflow="ellipsis")
     table.add_column("status", no_wrap=True, overflow="ellipsis")
     table.add_column("where", no_wrap=True, ratio=1, overflow="ellipsis")
-    for name in ("prompt", "cached", "output", "age"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for column in ("prompt", "cached", "output", "age"):
+        table.add_column(column, justify="right", no_wrap=True)
     shown = requests if len(requests) < room else requests[: max(room - 2, 0)]
     for request in shown:
         numbers = (request.prompt_tokens, request.cached_tokens, request.output_tokens)
-        label = Text(request.label or short_id(request.id))
-        table.add_row(label, Text(request.status), Text(request.where), *map(str, numbers), duration(request.age_s))
+        name = Text(request.id if width >= _WIDE else short_id(request.id))
+        if request.label and width >= _ROOM_FOR_LABELS:
+            name.append(f" {request.label}", "dim")
+        table.add_row(name, Text(request.status), Text(request.where), *map(str, numbers), duration(request.age_s))
     more = [Text(f"and {len(requests) - len(shown)} more", "dim")] if len(shown) < len(requests) else []
     return [table, *more]
 

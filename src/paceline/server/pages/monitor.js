@@ -72,18 +72,20 @@ let stream = null;
 async function listen() {
   while (!document.hidden) {
     stream = new AbortController();
+    let again = true;
     try {
       const reply = await call("/monitor/stream", { role: "admin", signal: stream.signal });
       notice("");
       for await (const { event, data } of events(reply)) take(event, JSON.parse(data));
     } catch (error) {
       if (error instanceof ApiError) {
-        notice(error.message);
-        if (error.status !== 503) break; // asking again does not help
+        again = error.status === 503; // else asking again does not help
+        notice(again ? error.message : `${error.message} Reload the page to try again.`);
       }
     }
     connection = document.hidden ? "paused" : "not connected";
     showState();
+    if (!again) break;
     await new Promise((settle) => setTimeout(settle, AGAIN_MS));
   }
   stream = null;
