@@ -22,6 +22,7 @@ OTHER_FLAGS = {"--quick", "--temperature", "--max-tokens", "--print-config"}
 OTHER_FLAGS |= {"--seconds"}  # of `paceline trace`
 OTHER_FLAGS |= {"--once"}  # of `paceline top`
 OTHER_FLAGS |= {"--batch", "--request", "--trace", "--json"}  # of `paceline explain`
+OTHER_FLAGS |= {"--no-loop-back", "--stream"}  # an option switched off; of benchmarks/trace.py
 
 
 def text_of(page: str) -> str:

@@ -26,7 +26,7 @@ async def test_every_other_route_wants_a_key() -> None:
     for route in site.app.routes:
         assert isinstance(route, APIRoute)
         method = next(iter(route.methods))
-        path = route.path.replace("{model:path}", "m").replace("{number}", "0")
+        path = route.path.replace("{model:path}", "m").replace("{number:int}", "0")
         reply = await site.client.request(method, path)
         assert (reply.status_code == 401) == (path not in OPEN_PATHS), path
         assert reply.status_code != 401 or reply.headers["www-authenticate"] == "Bearer"

@@ -13,6 +13,7 @@ from paceline.messages import AddRequest, BatchResult, Plan, SampledToken, Slice
 from paceline.request import Request, RequestStatus
 from paceline.sampling_params import SamplingParams
 from paceline.scheduling import Batch, Reason
+from paceline.trace import Recorder
 from tests.server.fakes import FakeEngine, Site
 
 
@@ -163,3 +164,44 @@ async def test_a_request_that_somebody_aborts_before_its_answer_is_an_error_of_i
 
     reply = await Site(Aborted()).complete()
     assert (reply.status_code, reply.json()["error"]["code"]) == (499, "aborted")
+
+
+async def test_what_was_said_is_told_only_with_trace_text() -> None:
+    for keep in (False, True):
+        site = Site()
+        site.engine.recorder = Recorder(keep_tokens=keep)
+        record(site.engine)
+        timeline = (await get(site, "/v1/requests/cmpl-a/timeline")).json()
+        said = (timeline["prompt_text"], timeline["output_text"])
+        assert said == (("\x01\x02\x03", "\x07") if keep else (None, None))
+        assert ("prompt: " in timeline["text"]) == keep
+        assert (await get(site, "/v1/requests/cmpl-b/timeline")).json()["output_text"] == ("" if keep else None)
+
+
+async def test_one_response_to_several_prompts_has_several_lives() -> None:
+    site = Site()
+    for number in range(3):
+        request_of(site.engine, number, f"cmpl-x-{number}", "")
+    told = (await get(site, "/v1/requests/cmpl-x/timeline")).json()
+    assert [choice["id"] for choice in told["choices"]] == ["cmpl-x-0", "cmpl-x-1", "cmpl-x-2"]
+    assert all(choice["text"] in told["text"] for choice in told["choices"])
+    assert (await get(site, "/v1/requests/cmpl-x-1/timeline")).json()["status"] == "WAITING"
+
+
+async def test_a_refused_request_has_a_short_life() -> None:
+    site = Site()
+    message = AddRequest("cmpl-no", [1, 2], SamplingParams(seed=0))
+    site.engine.recorder.arrived(message, Request(message, 0, 100, 1.0))
+    site.engine.recorder.refused(AddRequest("cmpl-no-2", [1], SamplingParams(seed=0)), "the prompt is too long")
+    told = (await get(site, "/v1/requests/cmpl-no-2/timeline")).json()
+    assert (told["status"], told["error"]) == ("FINISHED_REFUSED", "the prompt is too long")
+    assert "because: the prompt is too long" in told["text"]
+
+
+async def test_paths_that_name_nothing() -> None:
+    site = Site()
+    record(site.engine)
+    for path in ("/batches/-1", "/batches/x", "/batches/99999999999999999999", "/v1/requests//timeline"):
+        reply = await get(site, path)
+        assert reply.status_code in (400, 404), path
+        assert reply.json()["error"]["code"], path

@@ -37,7 +37,7 @@ def add_trace_routes(app: FastAPI, state: ServerState) -> None:
             raise _unknown("There is no request of this id on record.")
         return json_response(answer)
 
-    @app.get("/batches/{number}")
+    @app.get("/batches/{number:int}")
     @owner
     async def batch(request: Request, number: int) -> Response:
         served, caller = state.require_ready(), _caller(request)
