@@ -13,7 +13,12 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 # No word to anybody but the server under test.
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
+    *(
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    ),
 ]
 
 WAIT_MS = 20_000  # a busy machine is no finding

@@ -81,6 +81,13 @@ def test_an_answer_can_be_repeated_with_curl(browser: Browser) -> None:
         assert words[:2] == ["curl", f"{running.url}/v1/chat/completions"]
         body = json.loads(words[words.index("-d") + 1])
         assert body["messages"] == [{"role": "user", "content": "It's 'quoted' & $HOME"}]
+        ask(page, "And again?")
+        expect(page.locator(".figures")).to_have_count(2)
+        page.reload()
+        page.get_by_role("button", name="Copy as curl").last.click()
+        words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+        said = [message["content"] for message in json.loads(words[words.index("-d") + 1])["messages"]]
+        assert said == ["It's 'quoted' & $HOME", "Fine.", "And again?"]
 
 
 def test_the_key_is_asked_for_and_stays_in_the_browser(browser: Browser) -> None:

@@ -14,7 +14,8 @@ const SUGGESTIONS = [
 ];
 const RETRY_MS = 1000;
 
-let turns = kept("conversation", []); // {role, content, answer, body}; an answer's figures, and the request that made it
+// {role, content, answer, body}: an answer's figures, and the request that made it, without the turns before it
+let turns = kept("conversation", []);
 let running = null; // AbortController of the answer that is being written
 
 const send = find("#send");
@@ -34,7 +35,7 @@ function turnNode(turn) {
 }
 
 function endOf(turn) {
-  const { answer, body } = turn;
+  const { answer } = turn;
   const nodes = [];
   if (answer.error) nodes.push(element("p", { class: "error", role: "alert", text: answer.error }));
   const shown = figures(answer);
@@ -42,7 +43,7 @@ function endOf(turn) {
   const buttons = element("div", { class: "row actions" });
   if (turn.content) buttons.append(copyButton("Copy", () => turn.content));
   const url = new URL("/v1/chat/completions", location.href).href;
-  buttons.append(copyButton("Copy as curl", () => asCurl(url, body, keyOf("user") !== "")));
+  buttons.append(copyButton("Copy as curl", () => asCurl(url, bodyOf(turn), keyOf("user") !== "")));
   if (turn === turns.at(-1)) {
     buttons.append(element("button", { type: "button", class: "quiet", onclick: again }, icon("retry"), "Again"));
   }
@@ -85,7 +86,11 @@ function perPicture(draw) {
 
 // ---------------------------------------------------------------- asking
 
-const said = () => turns.filter((turn) => turn.content).map(({ role, content }) => ({ role, content }));
+/** The request that makes, or made, this answer. */
+function bodyOf(turn) {
+  const before = turns.slice(0, turns.indexOf(turn)).filter(({ content }) => content);
+  return { ...turn.body, messages: [...turn.body.messages, ...before.map(({ role, content }) => ({ role, content }))] };
+}
 
 async function ask(text) {
   turns.push({ role: "user", content: text });
@@ -103,7 +108,7 @@ async function again() {
 async function answer() {
   let body;
   try {
-    body = requestBody(said());
+    body = requestBody();
   } catch (error) {
     notice(`${error.message} The settings are at the top right.`);
     return;
@@ -121,7 +126,7 @@ async function answer() {
   });
   running = new AbortController();
   showRunning(true);
-  turn.answer = await stream(body, running.signal, (grown) => {
+  turn.answer = await stream(bodyOf(turn), running.signal, (grown) => {
     turn.content = grown.text;
     draw();
   });

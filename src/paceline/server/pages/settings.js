@@ -61,13 +61,10 @@ export function offer(models) {
 /** Name of the chosen model; empty before the server named any. */
 export const chosenModel = () => find("#model").value;
 
-/** The body of a chat request for these messages. Throws with the field's name when a value cannot be sent. */
-export function requestBody(messages) {
+/** The body of a chat request, still without what was said. Throws with the field's name when a value cannot be sent. */
+export function requestBody() {
   const system = find("#system").value.trim();
-  const body = {
-    model: chosenModel(),
-    messages: system ? [{ role: "system", content: system }, ...messages] : messages,
-  };
+  const body = { model: chosenModel(), messages: system ? [{ role: "system", content: system }] : [] };
   for (const [name, label] of NUMBERS) {
     const field = find(`#${name}`);
     if (!field.checkValidity()) throw new Error(`${label}: ${field.validationMessage}`);
