@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from paceline.server.metric_maker import MetricMaker
-from paceline.server.pipeline_metrics import PipelineMetrics
+from paceline.server.pipeline_metrics import WINDOW_SECONDS, PipelineMetrics
 from paceline.trace import History
 from paceline.trace.idle import CAUSES
-from tests.engine.harness import Scenario, scenarios
+from tests.engine.harness import Scenario, make_scenario, scenarios
 from tests.trace.timed import TimedHarness
 
 BYTES_PER_TOKEN = 100
@@ -90,32 +90,20 @@ def test_a_record_that_began_anew_adds_to_the_counters() -> None:
 
 
 def next_scenario() -> Scenario:
-    from tests.engine.harness import make_scenario
-
     return next(s for s in map(make_scenario, range(100)) if s.options.stages == 2 and len(s.arrivals) > 3)
 
 
-def test_bubble_and_imbalance_look_back_some_seconds() -> None:
-    scrapes = Scrapes(2)
-    history = History()
-    assert scrapes.metrics.bubble is None
-    from paceline.trace.idle import IdleAccount
-
-    history.account = account = IdleAccount(2, 0.0, "no_work")
-    scrapes.metrics.update(history)
+def test_bubble_and_imbalance_are_those_of_the_record() -> None:
+    run = TimedHarness(next_scenario())
+    run.run()
+    scrapes = Scrapes(run.scenario.options.stages)
     assert (scrapes.metrics.bubble, scrapes.metrics.imbalance) == (None, None)
-    account.busy, history.now = [3.0, 1.0], 4.0
-    account.idle[0]["no_work"] += 5.0
-    account.idle[1]["starved"] += 2.0
-    scrapes.metrics.update(history)
-    assert scrapes.metrics.bubble == pytest.approx(2 / 6)
-    assert scrapes.metrics.imbalance == pytest.approx(1.5)
-    account.busy, history.now = [4.0, 2.0], 20.0
-    scrapes.metrics.update(history)
-    assert scrapes.metrics.bubble == 0.0
-    assert scrapes.metrics.imbalance == pytest.approx(1.0)
+    scrapes.metrics.update(History())
     assert scrapes.value("paceline:bubble_ratio") == 0.0
-    for moment in range(1000):  # scraped all the time
-        history.now = 20.0 + moment * 0.001
-        scrapes.metrics.update(history)
-    assert len(scrapes.metrics._window) < 100
+    history = run.history()
+    scrapes.metrics.update(history)
+    use = history.use(WINDOW_SECONDS)
+    assert use.bubble is not None
+    assert use.imbalance is not None
+    assert scrapes.value("paceline:bubble_ratio") == scrapes.metrics.bubble == use.bubble > 0
+    assert scrapes.value("paceline:stage_imbalance_ratio") == scrapes.metrics.imbalance == use.imbalance >= 1

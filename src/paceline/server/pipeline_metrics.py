@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
 
 from paceline.server.metric_maker import MetricMaker
 from paceline.trace import History
-from paceline.trace.events import NO_WORK
-from paceline.trace.idle import CAUSES, STARTUP, IdleAccount
+from paceline.trace.idle import CAUSES, IdleAccount
 from paceline.trace.lives import BatchRecord
 
 WINDOW_SECONDS = 10.0  # that bubble and imbalance look back
-WINDOW_STEP = 0.25  # seconds between two of its sums
 PHASES = ("prefill", "decode", "mixed")
-_NOT_LOST = (NO_WORK, STARTUP)  # idle time in which there was nothing to do
-
-
-class _Sums(NamedTuple):
-    """Seconds since the start, per stage: computing, idle although there was something to do."""
-
-    at: float
-    busy: tuple[float, ...]
-    lost: tuple[float, ...]
 
 
 class PipelineMetrics:
@@ -62,8 +49,6 @@ class PipelineMetrics:
         self._account: IdleAccount | None = None
         self._counted: dict[tuple[int, str], float] = {}
         self._done = -1  # the latest batch that was counted
-        self._finished: list[float | None] = [None] * num_stages
-        self._window: deque[_Sums] = deque()
 
     def update(self, history: History) -> None:
         """Count what is new since the last call; the same history, or one that began anew."""
@@ -71,8 +56,8 @@ class PipelineMetrics:
             self._count(batch)
         if history.account is not None:
             self._count_idle(history.account)
-            self._look_back(history.now, history.account)
-        for stage, finished in enumerate(self._finished):
+            self._look_back(history)
+        for stage, finished in enumerate(history.last_finished):
             if finished is not None:
                 self._ages[stage].set(max(0.0, history.now - finished))
 
@@ -82,7 +67,6 @@ class PipelineMetrics:
         self._tokens.observe(batch.num_tokens)
         for passage in batch.passages:
             self._steps[passage.stage, batch.kind].observe(passage.finished - passage.started)
-            self._finished[passage.stage] = passage.finished
         for before, after in pairwise(batch.passages):
             self._sends[before.stage].observe(max(0.0, after.input_received - before.sent))
             self._bytes[before.stage].inc(batch.num_tokens * self._bytes_per_token)
@@ -90,26 +74,14 @@ class PipelineMetrics:
     def _count_idle(self, account: IdleAccount) -> None:
         if account is not self._account:  # it counts from its own beginning
             self._account, self._counted = account, {}
-            self._window.clear()
         for (stage, cause), counter in self._idle.items():
             seconds = account.idle[stage][cause]
             counter.inc(max(0.0, seconds - self._counted.get((stage, cause), 0.0)))
             self._counted[stage, cause] = seconds
 
-    def _look_back(self, now: float, account: IdleAccount) -> None:
-        lost = tuple(sum(s for cause, s in idle.items() if cause not in _NOT_LOST) for idle in account.idle)
-        sums = _Sums(now, tuple(account.busy), lost)
-        if len(self._window) > 1 and now - self._window[-2].at < WINDOW_STEP:
-            self._window.pop()  # asked too often to keep every answer
-        self._window.append(sums)
-        while len(self._window) > 2 and self._window[1].at <= now - WINDOW_SECONDS:
-            self._window.popleft()
-        before = self._window[0]
-        busy = [a - b for a, b in zip(sums.busy, before.busy, strict=True)]
-        idle = sum(sums.lost) - sum(before.lost)
-        worked = sum(busy)
-        self.bubble = idle / (worked + idle) if worked + idle > 0 else None
-        self.imbalance = max(busy) * len(busy) / worked if worked > 0 else None
+    def _look_back(self, history: History) -> None:
+        use = history.use(WINDOW_SECONDS)
+        self.bubble, self.imbalance = use.bubble, use.imbalance
         self._bubble.set(self.bubble or 0.0)
         self._imbalance.set(self.imbalance or 0.0)
 
