@@ -219,7 +219,12 @@ def test_what_is_kept_is_bounded(browser: Browser) -> None:
         }, now);
       }
       const { busy, causes } = record.use(0, 590, 595);
-      return [record.spans[0].length, record.idle[0].length, record.batches.size, record.history.length, busy, causes.starved];
+      const kept = [record.spans[0].length, record.idle[0].length, record.batches.size];
+      const many = Array.from({ length: 30000 }, (_, n) => [`cmpl-${n}`, 0, 1, "decode"]);
+      for (let n = 3000; n < 3010; n += 1) record.frame({ now: 600, batches: [{ batch: n, made: 600, slices: many }] }, 600);
+      const slices = [...record.batches.values()].reduce((sum, batch) => sum + batch.slices.length, 0);
+      if (slices !== 180000 || record.numSlices !== slices || record.batchesOf("cmpl-5").length !== 6) return [slices];
+      return [...kept, record.history.length, busy, causes.starved];
     }"""
     with monitor(browser) as (page, _):
         spans, idle, batches, history, busy, starved = page.evaluate(code)

@@ -10,6 +10,7 @@ const BAR = 40;
 const STRIP = 13;
 const LINK = 18;
 const AXIS = 22;
+const LEAST_NUMBER = 14; // width of a bar that may have its number
 const REACH = 4; // how far from a narrow bar the pointer may be
 
 export class Lanes {
@@ -47,15 +48,35 @@ export class Lanes {
     const { record, view } = this;
     if (this.canvas.style.height !== `${this.height}px`) this.canvas.style.height = `${this.height}px`;
     const context = sharpen(this.canvas, this.width, this.height);
-    const lit = this.followed === null ? null : new Set(record.batchesOf(this.followed).map(({ batch }) => batch));
+    const lit = this.#lit();
     this.#drawAxis(context);
     for (let stage = 0; stage < record.spans.length; stage += 1) {
       this.#drawLabel(context, stage);
-      for (const idle of between(record.idle[stage], view.start, view.end)) this.#drawIdle(context, idle);
-      for (const span of between(record.spans[stage], view.start, view.end)) this.#drawSpan(context, span, lit);
+      for (const idle of this.#visible(record.idle[stage])) this.#drawIdle(context, idle);
+      for (const span of this.#visible(record.spans[stage])) this.#drawSpan(context, span, lit);
     }
     context.globalAlpha = 1;
     if (lit !== null) this.#drawPath(context, lit);
+  }
+
+  /** The items on show; of those that are narrower than a pixel, one for each. */
+  *#visible(list) {
+    let painted = -1;
+    for (const item of between(list, this.view.start, this.view.end)) {
+      const pixel = Math.floor(this.x(item.end));
+      if (pixel !== painted || item.batch === this.selected) yield item;
+      painted = pixel;
+    }
+  }
+
+  /** Numbers of the batches with the followed request; sought again only when there is news. */
+  #lit() {
+    const { followed, record } = this;
+    if (followed === null) return null;
+    if (this.litFor?.id !== followed || this.litFor.now !== record.now) {
+      this.litFor = { id: followed, now: record.now, batches: new Set(record.batchesOf(followed).map(({ batch }) => batch)) };
+    }
+    return this.litFor.batches;
   }
 
   #drawAxis(context) {
@@ -127,7 +148,8 @@ export class Lanes {
     context.globalAlpha = lit === null || lit.has(span.batch) ? 1 : 0.22;
     context.fillStyle = fillOf(context, span.kind, colour);
     context.beginPath();
-    context.roundRect(x + gap / 2, top, width - gap, BAR, Math.min(4, width / 3));
+    if (gap) context.roundRect(x + gap / 2, top, width - gap, BAR, Math.min(4, width / 3));
+    else context.rect(x, top, width, BAR);
     context.fill();
     const link = this.record.batches.get(span.batch)?.links[span.stage];
     if (link) this.#drawLink(context, link, colour);
@@ -140,6 +162,7 @@ export class Lanes {
   }
 
   #drawNumber(context, span, x, width, top, colour) {
+    if (width < LEAST_NUMBER) return;
     const left = Math.max(x, 0);
     const room = Math.min(x + width, this.width) - left - 8;
     context.font = `600 12px ${this.colours.font}`;
@@ -168,12 +191,13 @@ export class Lanes {
   #drawPath(context, lit) {
     context.strokeStyle = this.colours.text;
     context.lineWidth = 1.25;
-    context.lineJoin = "round";
+    context.lineJoin = "bevel";
     context.beginPath();
     let begun = false;
+    const { start, end, span: shown } = this.view;
     for (const number of lit) {
       for (const span of this.record.batches.get(number)?.spans ?? []) {
-        if (!span) continue;
+        if (!span || span.end < start - shown || span.start > end + shown) continue; // a line may lead to the next one
         const y = this.top(span.stage) + BAR * 0.7;
         for (const x of [this.x(span.start), this.x(span.end)]) {
           if (begun) context.lineTo(x, y);

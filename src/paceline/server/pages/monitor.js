@@ -16,7 +16,9 @@ import { View } from "/pages/view.js";
 import { duration } from "/pages/words.js";
 
 const AGAIN_MS = 1000; // after the stream broke off
-const PICTURE_MS = 45; // at most so often: the reader's machine may be the one that computes
+// The reader's machine may be the one that computes: so long between two pictures, and so many times what one takes.
+const PICTURE_MS = 45;
+const REST = 4;
 const TEXT_SECONDS = 10;
 
 const clock = () => performance.now() / 1000;
@@ -32,6 +34,7 @@ const calm = matchMedia("(prefers-reduced-motion: reduce)");
 // ---------------------------------------------------------------- drawing
 
 let drawnAt = 0;
+let restMs = PICTURE_MS;
 let asked = false;
 
 /** Draw soon, and go on drawing while the view follows the present. */
@@ -44,14 +47,16 @@ function redraw() {
 function picture(time) {
   asked = false;
   if (view.live && !calm.matches) redraw();
-  if (view.live && time - drawnAt < PICTURE_MS) return;
+  if (view.live && time - drawnAt < restMs) return;
   drawnAt = time;
+  const began = performance.now();
   view.follow(clock());
   lanes.draw();
   overview.draw(!view.live);
   const text = duration(view.span);
   if (find("#span").textContent !== text) find("#span").textContent = text;
   showState();
+  restMs = Math.max(PICTURE_MS, REST * (performance.now() - began));
 }
 
 function showState() {

@@ -3,6 +3,7 @@
 
 export const KEPT_SECONDS = 60;
 const POINTS = 300; // of the tiles' history
+const MOST_SLICES = 200_000; // in all batches; a bar that is older has lost its requests
 
 /** Whether a slice belongs to a request: ids of single prompts end in their number. */
 export const belongs = (sliceId, id) => sliceId === id || sliceId.startsWith(`${id}-`);
@@ -19,6 +20,7 @@ export class Record {
     this.offset = null; // core's clock minus this page's, in seconds
     this.wallOffset = Date.now() / 1000 - this.now;
     this.batches = new Map(); // number -> {batch, made, slices, spans: by stage, links: by stage that sent}
+    this.numSlices = 0;
     this.spans = Array.from({ length: info?.stages ?? 0 }, () => []); // by stage, in order of their start
     this.idle = Array.from({ length: info?.stages ?? 0 }, () => []);
     this.tiles = null;
@@ -32,7 +34,10 @@ export class Record {
     this.now = Math.max(this.now, frame.now);
     // The least delayed frame tells best what time it is there.
     this.offset = this.offset === null ? frame.now - arrived : Math.max(this.offset, frame.now - arrived);
-    for (const { batch, made, slices } of frame.batches ?? []) Object.assign(this.#batch(batch), { made, slices });
+    for (const { batch, made, slices } of frame.batches ?? []) {
+      Object.assign(this.#batch(batch), { made, slices });
+      this.numSlices += slices.length;
+    }
     for (const [stage, batch, start, end, kind] of frame.spans ?? []) {
       const span = { stage, batch, start, end, kind };
       if (!this.spans[stage]) continue;
@@ -116,8 +121,9 @@ export class Record {
     }
     for (const [number, batch] of this.batches) {
       const last = Math.max(batch.made ?? 0, ...batch.spans.filter(Boolean).map((span) => span.end));
-      if (last >= oldest) break; // numbers rise with time
+      if (last >= oldest && this.numSlices <= MOST_SLICES) break; // numbers rise with time
       this.batches.delete(number);
+      this.numSlices -= batch.slices.length;
     }
   }
 }
