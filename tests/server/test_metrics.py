@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.config import ServerConfig
-from paceline.messages import CoreStats
+from paceline.messages import CoreStats, TraceChunk
 from paceline.server.metric_table import TABLE, Kind, golden_lines
 from tests.server.fakes import FakeEngine, Site
 
@@ -62,6 +63,24 @@ async def test_values_of_the_core() -> None:
     assert values(site, "vllm:num_preemptions") == {(): 4}
     assert values(site, "paceline:stage_busy_seconds") == {("0",): 1.0, ("1",): 1.5}
     assert values(site, "paceline:kv_blocks_free") == {("0",): 48, ("1",): 48}
+
+
+async def test_a_core_that_does_not_answer_holds_no_scrape_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+
+    async def silence(begin: int) -> TraceChunk:
+        asked.set()
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr("paceline.server.state.FOLLOW_SECONDS", 0.01)
+    site = await site_with_history()
+    monkeypatch.setattr(site.engine, "read_trace", silence)
+    reply = await asyncio.wait_for(site.client.get("/metrics"), 20)
+    assert asked.is_set()
+    assert reply.status_code == 200
+    assert "vllm:num_requests_running" in reply.text
+    monkeypatch.undo()
+    assert (await site.client.get("/metrics")).status_code == 200  # and it asks again
 
 
 def test_before_the_first_report_nothing_has_happened() -> None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from paceline.server.spans import Spans
 
 
+FOLLOW_SECONDS = 2.0  # that metrics wait for the core: a scrape must not hang with it
+
+
 class Engine(Protocol):
     """The part of :class:`paceline.engine.client.AsyncEngine` that serves requests."""
 
@@ -122,11 +125,13 @@ class ServerState:
         return self.served
 
     async def follow_pipeline(self) -> None:
-        """Let the metrics of the pipeline count what is new on record."""
+        """Let the metrics of the pipeline count what is new on record; given up if the core does not answer soon."""
         if self.served is None or self.metrics.pipeline is None:
             return
-        with suppress(EngineDeadError):
-            self.metrics.pipeline.update(await self.served.engine.trace.catch_up())
+        with suppress(EngineDeadError, TimeoutError):
+            async with asyncio.timeout(FOLLOW_SECONDS):
+                history = await self.served.engine.trace.catch_up()
+            self.metrics.pipeline.update(history)
 
     @contextmanager
     def serving(self, request_id: str, task: asyncio.Task[None]) -> Iterator[None]:
