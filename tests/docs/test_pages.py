@@ -14,11 +14,20 @@ from paceline.option_table import options
 from tests.test_house import ROOMS
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/quickstart.md", "docs/architecture.md", "docs/pages.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/quickstart.md",
+    "docs/architecture.md",
+    "docs/pages.md",
+    "docs/pacing.md",
+]
 PAGES += ["docs/trace.md"]
 FLAGS = {row.flag for config in (EngineConfig, ServerConfig) for row in options(config).values()}
 # Flags that are not options of the server: `paceline complete`, `--print-config`, and curl's and pip's own.
 OTHER_FLAGS = {"--quick", "--temperature", "--max-tokens", "--print-config"}
+OTHER_FLAGS |= {"--cost", "--load", "--part"}  # of `paceline simulate` and its benchmark
 OTHER_FLAGS |= {"--seconds"}  # of `paceline trace`
 OTHER_FLAGS |= {"--once"}  # of `paceline top`
 OTHER_FLAGS |= {"--batch", "--request", "--trace", "--json"}  # of `paceline explain`

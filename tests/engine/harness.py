@@ -233,6 +233,7 @@ class Harness:
             before.append(slice_)
         self.reasons.update(batch.why_not.values())
         self._check_reasons(batch)
+        self._check_held_prompts(batch)
         self._check_loop_back(batch)
         self._check_waiting_decodes(batch)
 
@@ -250,6 +251,17 @@ class Harness:
                 assert request.status is not RequestStatus.RUNNING
             else:
                 assert needed > 0 or (needed == 0 and self.options.loop_back)
+
+    def _check_held_prompts(self, batch: Batch) -> None:
+        """S7: `paced` holds a prompt back only behind another one that goes on in the same batch."""
+        held = [
+            request
+            for request, reason in batch.why_not.items()
+            if reason is Reason.PACED and request.num_known_tokens - request.num_scheduled_tokens > 1
+        ]
+        if held and self.options.pacing == "paced":
+            slices = batch.plan.slices
+            assert batch.admitted or any(s.num_tokens > 1 or not s.samples for s in slices), f"S7: nobody else: {held}"
 
     def _is_next(self, batch: Batch, request: Request, earlier: Slice) -> bool:
         """Whether the request's slice in the batch is the one position that may follow the sampling one in flight."""

@@ -180,11 +180,17 @@ class BatchMaker:
             self._schedule(request, num_tokens)
 
     def _granted(self, request: Request, wanted: int, context: int) -> int:
-        """What the policy lets through; the first work of an empty pipeline is at least a block's worth."""
+        """What the policy lets through; the first work of an empty pipeline is at least a block's worth.
+
+        A prompt that may not be cut goes in whole if the policy grants anything: else it might wait for ever.
+        """
         granted = self.grant.chunk(request, wanted, context)
-        if granted < wanted and self.nothing_in_flight and not self.slices:
-            whole = not self.options.enable_chunked_prefill and request.status is RequestStatus.WAITING
-            return wanted if whole else max(granted, min(wanted, self.options.block_size))
+        if granted < wanted:
+            first = self.nothing_in_flight and not self.slices
+            if not self.options.enable_chunked_prefill and request.status is RequestStatus.WAITING:
+                return wanted if first or granted else 0
+            if first:
+                return max(granted, min(wanted, self.options.block_size))
         return granted
 
     def _why_not_admitted(self, request: Request, head_waits: bool) -> Reason | None:
@@ -207,7 +213,7 @@ class BatchMaker:
             return Reason.TOKEN_BUDGET
         wanted = min(remaining, self.budget)
         granted = self._granted(request, wanted, len(prefix) * self.options.block_size)
-        if granted == 0 or (whole and granted < wanted):
+        if granted == 0:
             return Reason.PACED
         if not self._reserve().admits(request, prefix):
             return Reason.NO_BLOCKS

@@ -52,9 +52,10 @@ class _Seconds(Grant):
 
     def chunk(self, request: Request, wanted: int, context: int) -> int:
         fits = int(min(self._cost.longest_chunk(self._left, context), wanted))
-        if fits < SMALLEST_CHUNK:
-            return min(SMALLEST_CHUNK, wanted) if self._is_first else fits if fits == wanted else 0
-        return fits
+        smallest = min(SMALLEST_CHUNK, wanted)
+        if fits >= smallest:
+            return fits
+        return smallest if self._is_first else 0
 
     def took(self, request: Request, num_tokens: int) -> None:
         self._is_first = False
