@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from itertools import pairwise
 from typing import Any
 
+import httpx
 import pytest
 
 from paceline.config import ServerConfig
@@ -21,6 +22,7 @@ from paceline.trace import History, frames
 from paceline.trace.frames import FrameMaker
 from tests.engine.harness import make_scenario
 from tests.server.fakes import Site
+from tests.server.running import Running
 from tests.trace.timed import TimedHarness
 
 FRAME_KEYS = {"now", "batches", "spans", "links", "idle", "tiles", "requests", "dropped"}
@@ -193,3 +195,31 @@ def test_the_figures_are_those_of_the_last_seconds(seed: int, monkeypatch: pytes
     assert told["tokens_out_per_s"] * exact.seconds == pytest.approx(exact.tokens_out, abs=exact.seconds / 1000)
     assert told["tokens_in_per_s"] * exact.seconds == pytest.approx(exact.tokens_in, abs=exact.seconds / 1000)
     assert (told["bubble"], told["imbalance"]) == (exact.bubble, exact.imbalance)
+
+
+def test_a_client_that_stops_reading_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over real sockets, with frames so large that no buffer of the system holds them."""
+
+    def large(maker: FrameMaker) -> Iterator[dict[str, Any]]:
+        maker.history.num_events += 1  # something is always new
+        yield {"now": 0.0, "batches": ["x" * 200_000]}
+
+    monkeypatch.setattr(FrameMaker, "frames", large)
+    monkeypatch.setattr(monitor, "FRAME_SECONDS", 0.001)
+    running = Running(Site())
+    try:
+        with httpx.stream("GET", f"{running.url}/monitor/stream", timeout=60) as stalled:
+            with httpx.stream("GET", f"{running.url}/monitor/stream", timeout=60) as quick:
+                lines = quick.iter_lines()
+                for _ in range(300):
+                    while "dropped" not in next(lines):
+                        pass
+            behind = 0
+            for line in stalled.iter_lines():
+                if "dropped" in line:
+                    behind = json.loads(line.removeprefix("data: "))["dropped"]
+                    if behind:
+                        break
+            assert behind > 0
+    finally:
+        running.stop()

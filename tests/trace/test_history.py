@@ -17,7 +17,7 @@ from tests.engine.harness import Scenario, scenarios
 from tests.simulate.test_scenario import CASES
 from tests.trace.timed import TimedHarness
 
-SETTINGS = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @SETTINGS

@@ -13,7 +13,7 @@ from paceline.trace.idle import CAUSES, Idle, IdleAccount, Passage
 from tests.engine.harness import Scenario, scenarios
 from tests.trace.timed import TimedHarness
 
-SETTINGS = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 TINY = 1e-6
 
 
@@ -29,7 +29,8 @@ def test_so_they_do_with_few_blocks_and_clocks_that_differ(scenario: Scenario) -
     check(TimedHarness(scenario, clocks_differ=True).run().history())  # type: ignore[attr-defined]
 
 
-def check(history: History) -> None:
+def check(history: History, tolerance: float = TINY) -> None:
+    """With clocks that are measured anew during the run, times shift by as much as was uncertain."""
     account = history.account
     assert account is not None
     intervals = defaultdict(list)
@@ -41,32 +42,40 @@ def check(history: History) -> None:
     for stage in range(history.facts.stages):
         line = sorted(intervals[stage])
         for (_, end, _), (start, _, _) in pairwise(line):
-            assert start == pytest.approx(end, abs=TINY), "nothing overlaps, nothing is left out"
+            assert start == pytest.approx(end, abs=tolerance), "nothing overlaps, nothing is left out"
         wall = line[-1][1] - line[0][0] if line else 0.0
-        assert account.until[stage] == pytest.approx(history.now, abs=TINY)
-        assert account.busy[stage] + sum(account.idle[stage].values()) == pytest.approx(wall, abs=1e-4)
+        assert account.until[stage] == pytest.approx(history.now, abs=tolerance)
+        assert account.busy[stage] + sum(account.idle[stage].values()) == pytest.approx(
+            wall, abs=max(1e-4, tolerance * len(line))
+        )
         assert account.idle[stage]["unattributed"] <= 0.01 * wall
     for idle in history.idle:
-        check_cause(history, idle)
+        check_cause(history, idle, tolerance)
 
 
-def check_cause(history: History, idle: Idle) -> None:
+def check_cause(history: History, idle: Idle, tolerance: float) -> None:
     """What the cause claims can be seen in the record by other means."""
     assert idle.cause in CAUSES
     middle = (idle.start + idle.end) / 2
-    if idle.end - idle.start < TINY:
+    if idle.end - idle.start < 2 * tolerance:
         return
     live = [
-        r for r in history.requests.values() if r.ended is not None and r.arrived + TINY < middle < r.ended.at - TINY
+        r
+        for r in history.requests.values()
+        if r.ended is not None and r.arrived + tolerance < middle < r.ended.at - tolerance
     ]
-    flying = [b for b in history.batches.values() if b.done is not None and b.at - TINY <= middle <= b.done + TINY]
+    flying = [
+        b for b in history.batches.values() if b.done is not None and b.at - tolerance <= middle <= b.done + tolerance
+    ]
     if idle.cause == "no_work":
         assert not live
     elif idle.cause == "starved":
-        assert any(p.started - TINY <= middle <= p.sent + TINY for b in flying for p in b.passages[: idle.stage])
+        assert any(
+            p.started - tolerance <= middle <= p.sent + tolerance for b in flying for p in b.passages[: idle.stage]
+        )
     elif idle.cause == "link":
         assert any(
-            before.sent - TINY <= middle <= after.started + TINY
+            before.sent - tolerance <= middle <= after.started + tolerance
             for batch in flying
             for before, after in pairwise(batch.passages)
         )
