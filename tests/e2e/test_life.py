@@ -145,7 +145,7 @@ def test_an_idle_server_rests(smollm2_gguf: Path) -> None:
         (["--layer-split", "20,11"], "--layer-split 20,11"),
         (["--pipeline-parallel-size", "31"], "--pipeline-parallel-size 31"),
         (["--kv-cache-memory-bytes", "1k"], "--kv-cache-memory-bytes 1000"),
-        (["--pacing", "paced"], "--pacing paced"),
+        (["--pacing", "even"], "--pacing even"),
         (["--dtype", "int7"], "--dtype int7"),
     ],
 )
