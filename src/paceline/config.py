@@ -120,6 +120,10 @@ class EngineConfig:
     )
     pin_threads: bool = option(True, PIPELINE, "Keep each stage on its own cores.")
 
+    profile: bool = option(
+        False, PIPELINE, "Time every kind of operation in each stage, and write a table of them at the end."
+    )
+
     max_num_seqs: int = option(256, SCHEDULER, "Most requests RUNNING at once, over all batches.", low=1, high=65536)
     max_num_batched_tokens: int = option(256, SCHEDULER, "Most tokens in one batch (micro-batch).", low=1, high=2**20)
     enable_chunked_prefill: bool = option(True, SCHEDULER, "Let a long prompt go through in several chunks.")
@@ -164,7 +168,7 @@ class EngineConfig:
     kv_cache_dtype: str = option(
         "auto",
         CACHE,
-        "Type of keys and values in the cache; auto: the same as --dtype.",
+        "Type of keys and values in the cache; auto: float16 on a CPU, else the same as --dtype.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     enable_prefix_caching: bool = option(True, CACHE, "Share the blocks of equal prompt beginnings.")

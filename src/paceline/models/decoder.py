@@ -7,6 +7,8 @@ written before any row attends, so a row may read what another row of the same b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch import Tensor
 from paceline import kernels
 from paceline.kernels import Linear, shares_weight
 from paceline.models.inputs import BatchInputs
+from paceline.models.laps import Laps
 from paceline.models.loader import Loader, Progress, WeightSource
 from paceline.models.native_layers import NativeLayers
 from paceline.models.rotary import cos_sin_tables
@@ -46,10 +49,12 @@ class StageModel:
 
     Args:
         packed: keep matrices in the blocks of their file (float32 activations on a CPU only).
+        profile: time the parts of every step in `laps`.
 
     Attributes:
         weight_bytes: what its weights take.
         max_position: positions that its rotary tables cover.
+        packed: whether its matrices stay in the blocks of their file.
 
     Raises:
         ModelError: a tensor is missing or damaged.
@@ -66,6 +71,7 @@ class StageModel:
         device: torch.device | str = "cpu",
         max_position: int | None = None,
         packed: bool = False,
+        profile: bool = False,
         progress: Progress = lambda done, what: None,
     ) -> None:
         self.spec = spec
@@ -83,7 +89,8 @@ class StageModel:
         cos, sin = cos_sin_tables(spec.rope, self.max_position, spec.max_position)
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
         self._caches: list[tuple[Tensor, Tensor]] = []
-        self._packed = packed
+        self.packed = packed
+        self.laps = Laps() if profile else None
         self.native_layers: NativeLayers | None = None  # made with the caches, when weights are packed
 
     def _load_head(self, loader: Loader) -> Linear:
@@ -109,8 +116,10 @@ class StageModel:
         self._caches = [
             (_lazy_zeros(shape, dtype, self.device), _lazy_zeros(shape, dtype, self.device)) for _ in self.layers
         ]
-        if self._packed:
-            self.native_layers = NativeLayers(self.spec, self.layers, self._caches, self._cos, self._sin)
+        if self.packed:
+            self.native_layers = NativeLayers(
+                self.spec, self.layers, self._caches, self._cos, self._sin, profile=self.laps is not None
+            )
 
     @torch.inference_mode()
     def forward(self, batch: BatchInputs, hidden: Tensor | None = None) -> Tensor:
@@ -125,19 +134,35 @@ class StageModel:
         """
         residual = hidden if self.embedding is None else self.embedding(batch.token_ids)
         assert residual is not None, "a stage that is not the first needs hidden states"
-        delta = None  # what the layer before has yet to add to the residual
+        self._lap("embedding")
         if self.native_layers is not None:
             residual, delta = self.native_layers(batch, residual, is_last=self.is_last)
-            return self._logits(delta, residual) if self.is_last else residual.add_(delta)
+            self._lap("layers, the rest", self.native_layers.take_times())
+        else:
+            residual, delta = self._one_by_one(batch, residual)
+            self._lap("layers")
+        if not self.is_last:
+            residual.add_(delta)
+            return residual
+        logits = self._logits(delta, residual)
+        self._lap("head")
+        return logits
+
+    def _lap(self, name: str, parts: Iterable[tuple[str, int]] = ()) -> None:
+        if self.laps is not None:
+            self.laps.lap(name, parts)
+
+    def _one_by_one(self, batch: BatchInputs, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """All layers: the residual of the rows that go on, and what is yet to be added to it."""
+        delta = None  # what the layer before has yet to add to the residual
         for i, (layer, cache) in enumerate(zip(self.layers, self._caches, strict=True)):
             mixed = self._attend(layer, cache, batch, residual, delta)
             if self.is_last and i == len(self.layers) - 1:
                 # Only rows that are sampled from go on: nothing after attention looks at other rows.
                 mixed, residual = mixed[batch.sample_rows], residual[batch.sample_rows]
             delta = self._mix(layer, layer.output(mixed), residual)
-        if not self.is_last:
-            return residual if delta is None else residual.add_(delta)
-        return self._logits(delta, residual)
+        assert delta is not None, "a stage has at least one layer"
+        return residual, delta
 
     def _attend(
         self,
@@ -177,12 +202,10 @@ class StageModel:
         x = kernels.add_rms_norm(delta, residual, layer.mlp_norm, self.spec.rms_eps)
         return layer.down(kernels.silu_mul(layer.gate_up(x)))
 
-    def _logits(self, delta: Tensor | None, residual: Tensor) -> Tensor:
+    def _logits(self, delta: Tensor, residual: Tensor) -> Tensor:
         assert self.final_norm is not None
         assert self.head is not None
-        if delta is not None:
-            residual.add_(delta)
-        return self.head(kernels.rms_norm(residual, self.final_norm, self.spec.rms_eps)).float()
+        return self.head(kernels.add_rms_norm(delta, residual, self.final_norm, self.spec.rms_eps)).float()
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

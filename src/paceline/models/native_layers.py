@@ -32,7 +32,7 @@ class NativeLayers:
         cos, sin: [positions, half of the rotated dimensions] float32.
 
     Attributes:
-        nanoseconds: what each of OPERATIONS took over all calls, counted when `profile` is set.
+        profile: whether the parts of a call are timed, for :meth:`take_times`.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class NativeLayers:
         self._cos, self._sin = cos, sin
         self._buffers: list[Tensor] = []
         self._room = 0
-        self.nanoseconds: Array[c_int64] = (c_int64 * len(OPERATIONS))()
-        self._profile = profile
+        self._times: Array[c_int64] = (c_int64 * len(OPERATIONS))()
+        self.profile = profile
         self._call = library().paceline_layers
 
     def __call__(self, batch: BatchInputs, residual: Tensor, *, is_last: bool) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ class NativeLayers:
             gate_up=gate_up.data_ptr(),
             activated=activated.data_ptr(),
             keep=batch.sample_rows.data_ptr() if is_last else None,
-            nanoseconds=addressof(self.nanoseconds) if self._profile else None,
+            nanoseconds=addressof(self._times) if self.profile else None,
             num_layers=len(self._weights),
             kept=len(batch.sample_rows) if is_last else 0,
             hidden=spec.hidden_size,
@@ -115,6 +115,14 @@ class NativeLayers:
             raise (MemoryError if status == 1 else ValueError)(PROBLEMS[status])
         left = args.kept if is_last else rows
         return residual[:left], delta[:left]
+
+    def take_times(self) -> list[tuple[str, int]]:
+        """What each of OPERATIONS took since the last time this was asked, in nanoseconds; nothing without `profile`."""
+        if not self.profile:
+            return []
+        taken = list(zip(OPERATIONS, self._times, strict=True))
+        self._times[:] = [0] * len(OPERATIONS)
+        return taken
 
     def _make_room(self, rows: int) -> None:
         """Buffers for so many rows, kept for later batches."""

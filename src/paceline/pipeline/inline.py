@@ -51,6 +51,8 @@ class InlinePipeline:
 
     def close(self) -> None:
         self._plans.clear()
+        for number, stage in enumerate(self._stages):
+            stage.show_profile(number)
 
     def _compute(self, plan: Plan, received: float) -> BatchResult:
         out: Tensor | list[SampledToken] | None = None

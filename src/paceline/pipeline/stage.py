@@ -6,6 +6,8 @@ row of each, and decides nothing.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -69,12 +71,25 @@ class StageRunner:
             PipelineError: the plan names a request that this stage was never told of, or needs a token that has not
                 come (:meth:`can_execute`).
         """
+        laps = self.model.laps
+        if laps is not None:
+            laps.begin(sum(len(slice_.token_ids) for slice_ in plan.slices))
         self._learn(plan)
         inputs = self._inputs(plan)
+        if laps is not None:
+            laps.lap("inputs")
         out = self.model.forward(inputs, None if hidden is None else hidden.to(self.model.device))
         if not self.model.is_last:
             return out
-        return sample(out, self._sample_rows(plan))
+        sampled = sample(out, self._sample_rows(plan))
+        if laps is not None:
+            laps.lap("sampling")
+        return sampled
+
+    def show_profile(self, number: int) -> None:
+        """Under ``--profile``, write to standard error where the time of this stage's steps went."""
+        if self.model.laps is not None and self.model.laps.steps:
+            print(self.model.laps.table(f"stage {number}"), file=sys.stderr, flush=True)
 
     def _learn(self, plan: Plan) -> None:
         for number in plan.released:

@@ -227,6 +227,7 @@ def main() -> None:
         torch.set_num_threads(config.threads)
         worker.load()
         worker.serve()
+        worker.runner.show_profile(config.stage)
     except Exception as error:  # the one place where a stage's failure becomes a message
         if not isinstance(error, PacelineError):
             traceback.print_exc()
