@@ -168,7 +168,7 @@ class EngineConfig:
     kv_cache_dtype: str = option(
         "auto",
         CACHE,
-        "Type of keys and values in the cache; auto: float16 on a CPU, else the same as --dtype.",
+        "Type of keys and values in the cache; auto: float16 where --dtype is float32, else the same.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     enable_prefix_caching: bool = option(True, CACHE, "Share the blocks of equal prompt beginnings.")

@@ -83,6 +83,8 @@ def test_kernels_that_cannot_run_are_refused_before_the_first_batch(
 def test_types_are_resolved_for_the_device() -> None:
     assert build.resolved_dtype(engine_config()) == "float32"
     assert build.resolved_dtype(engine_config(device="cuda")) == "bfloat16"
+    assert build.resolved_cache_dtype(engine_config()) == "float16"
+    assert build.resolved_cache_dtype(engine_config(kv_cache_dtype="float32")) == "float32"
     assert build.resolved_cache_dtype(engine_config(dtype="bfloat16")) == "bfloat16"
     assert build.resolved_cache_dtype(engine_config(dtype="bfloat16", kv_cache_dtype="float16")) == "float16"
 

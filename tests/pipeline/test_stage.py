@@ -29,6 +29,7 @@ class RecordingModel:
     is_first = True
     is_last = False
     device = torch.device("cpu")
+    laps = None
 
     def __init__(self) -> None:
         self.seen: list[BatchInputs] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.config import EngineConfig
 from paceline.messages import NewRequest, Plan, Slice
-from paceline.pipeline.build import load_stage, open_model
+from paceline.pipeline.build import load_stage, open_model, resolved_cache_dtype, torch_dtype
 from paceline.pipeline.inline import InlinePipeline
 from paceline.pipeline.stage import StageRunner
 from paceline.sampling_params import SamplingParams
@@ -54,7 +54,7 @@ def stage_runner(folder: Path, first: int = 0, last: int = LAYERS) -> StageRunne
     """A stage of this process, with its cache."""
     config = engine_config()
     model = load_stage(config, open_model(config, folder), (first, last), MAX_LEN, lambda done, what: None)
-    model.allocate_cache(NUM_BLOCKS, BLOCK_SIZE, model.dtype)
+    model.allocate_cache(NUM_BLOCKS, BLOCK_SIZE, torch_dtype(resolved_cache_dtype(config)))
     return StageRunner(model, BLOCK_SIZE)
 
 

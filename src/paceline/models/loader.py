@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.kernels import Embedding, Linear, PackedLinear, PackedMatrix, TorchLinear
 from paceline.kernels.packed import FLOAT_FORMATS, packed_bytes
-from paceline.weights.stored import StoredMatrix
+from paceline.models.stored import StoredMatrix
 
 Progress = Callable[[float, str], None]
 

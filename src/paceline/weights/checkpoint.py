@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.errors import ConfigError, ModelError
 from paceline.models.architectures import spec_from_hf_config
 from paceline.models.spec import ModelSpec, stage_tensors
-from paceline.weights.stored import StoredMatrix
+from paceline.models.stored import StoredMatrix
 
 if TYPE_CHECKING:
     import torch

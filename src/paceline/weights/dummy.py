@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from paceline.models.spec import ModelSpec, stage_tensors
-from paceline.weights.stored import StoredMatrix
+from paceline.models.stored import StoredMatrix
 
 if TYPE_CHECKING:
     import torch

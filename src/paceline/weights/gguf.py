@@ -12,8 +12,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from paceline.errors import ModelError
 from paceline.models.architectures import GGUF_PAIRS_NEIGHBOURS, gguf_names, spec_from_gguf
 from paceline.models.spec import ModelSpec
+from paceline.models.stored import Bytes, StoredMatrix
 from paceline.weights.gguf_header import GGUFTensor, read_gguf_header
-from paceline.weights.stored import Bytes, StoredMatrix
 
 if TYPE_CHECKING:
     import torch

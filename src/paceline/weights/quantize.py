@@ -9,8 +9,8 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 
 from paceline.errors import ConfigError
 from paceline.models.spec import ModelSpec
+from paceline.models.stored import StoredMatrix
 from paceline.weights.checkpoint import Checkpoint
-from paceline.weights.stored import StoredMatrix
 
 if TYPE_CHECKING:
     import torch

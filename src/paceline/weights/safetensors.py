@@ -17,8 +17,8 @@ import msgspec
 from paceline.errors import ModelError
 from paceline.models.architectures import spec_from_hf_config
 from paceline.models.spec import HEAD, ModelSpec
+from paceline.models.stored import StoredMatrix
 from paceline.weights.checkpoint import generation_config, read_json
-from paceline.weights.stored import StoredMatrix
 
 if TYPE_CHECKING:
     import torch
