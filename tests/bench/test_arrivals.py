@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.bench.arrivals import arrival_times
+from paceline.bench.arrivals import RampUp, arrival_times, ramped_times
 
 
 def times_of(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) -> np.ndarray:
@@ -51,3 +51,18 @@ def test_burstiness_1_is_a_poisson_process() -> None:
 def test_the_seed_alone_decides() -> None:
     assert times_of(50, 3.0, 0.5, seed=1).tolist() == times_of(50, 3.0, 0.5, seed=1).tolist()
     assert times_of(50, 3.0, 0.5, seed=1).tolist() != times_of(50, 3.0, 0.5, seed=2).tolist()
+
+
+@pytest.mark.parametrize(("strategy", "middle"), [("linear", 55.0), ("exponential", math.sqrt(1000.0))])
+def test_a_ramp_goes_from_one_rate_to_the_other(strategy: str, middle: float) -> None:
+    rates = RampUp(strategy, 10.0, 100.0).rates(101)
+    assert (rates[0], rates[50], rates[100]) == pytest.approx((10.0, middle, 100.0))
+    assert (np.diff(rates) > 0).all()
+    ramp = RampUp(strategy, 10.0, 100.0)
+    gaps = np.diff(ramped_times(50_000, ramp, 4.0, np.random.default_rng(1)), prepend=0.0)
+    for some in (slice(2000), slice(20_000, 22_000), slice(48_000, None)):
+        assert gaps[some].mean() == pytest.approx((1 / ramp.rates(50_000)[some]).mean(), rel=0.05)
+
+
+def test_a_ramp_of_one_request() -> None:
+    assert RampUp("exponential", 3.0, 30.0).rates(1) == pytest.approx([3.0])

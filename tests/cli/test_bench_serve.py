@@ -37,6 +37,14 @@ def test_a_table_names_what_was_measured(running: Running, capsys: pytest.Captur
     assert max(map(len, out.splitlines()[:14])) <= 120
 
 
+def test_a_ramp_is_told(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--ramp-up-strategy", "exponential", "--ramp-up-start-rps", "100", "--ramp-up-end-rps", "1k"]
+    assert bench(running, *flags) == 2
+    flags[-1] = "1000"
+    assert bench(running, *flags) == 0
+    assert "100 to 1000 requests/s (exponential)" in capsys.readouterr().out
+
+
 def test_json_has_exact_lengths(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(running, "--json", "--metadata", "machine=laptop", "--num-warmups", "0") == 0
     result = json.loads(capsys.readouterr().out)
@@ -87,6 +95,9 @@ def test_a_missing_key_is_explained(running: Running, capsys: pytest.CaptureFixt
         (["--random-range-ratio", "1.5"], "at most 1"),
         (["--dataset-name", "sharegpt"], "--dataset-path"),
         (["--dataset-name", "lognormal", "--input-sigma", "x"], "--input-sigma x"),
+        (["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1"], "--ramp-up-end-rps"),
+        (["--ramp-up-end-rps", "1"], "--ramp-up-strategy"),
+        (["--ramp-up-strategy", "linear", "--request-rate", "1"], "--request-rate 1"),
         (["--goodput", "itl:5"], "ttft, tpot, e2el"),
         (["--goodput", "ttft=5"], "ttft=5"),
         (["--percentile-metrics", "ttft,speed"], "ttft,speed"),

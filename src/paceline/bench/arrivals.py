@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class RampUp:
+    """A rate that grows (or falls) from the first request to the last, in requests per second."""
+
+    strategy: str  # linear: by equal differences; exponential: by equal factors
+    start: float
+    end: float
+
+    def rates(self, num_requests: int) -> np.ndarray:
+        """The rate at each request."""
+        progress = np.linspace(0.0, 1.0, num_requests)
+        if self.strategy == "linear":
+            return self.start + (self.end - self.start) * progress
+        return self.start * (self.end / self.start) ** progress
 
 
 def arrival_times(num_requests: int, rate: float, burstiness: float, draw: np.random.Generator) -> list[float]:
@@ -25,3 +42,9 @@ def arrival_times(num_requests: int, rate: float, burstiness: float, draw: np.ra
     if last == 0.0:  # with a tiny shape every gap may round to nothing
         return [num_requests / rate] * num_requests
     return [float(time) for time in times * (num_requests / rate / last)]
+
+
+def ramped_times(num_requests: int, ramp: RampUp, burstiness: float, draw: np.random.Generator) -> list[float]:
+    """The same for a rate that changes: each gap is drawn for the rate at its request."""
+    gaps = draw.gamma(shape=burstiness, scale=1 / (ramp.rates(num_requests) * burstiness))
+    return [float(time) for time in np.cumsum(gaps)]

@@ -35,6 +35,8 @@ def as_text(result: Mapping[str, Any]) -> str:
 def serve_text(result: Mapping[str, Any], latencies: Sequence[str], percentiles: Sequence[float]) -> str:
     """Of a run against a server: the table, for some of the latencies."""
     rate = _rate(result["request_rate"])
+    if "ramp_up_strategy" in result:
+        rate = f"{result['ramp_up_start_rps']:g} to {result['ramp_up_end_rps']:g} requests/s ({result['ramp_up_strategy']})"
     if result["request_rate"] != "inf" and result["burstiness"] != 1:
         rate += f" (burstiness {result['burstiness']:g})"
     limit = "" if result["max_concurrency"] is None else f", at most {result['max_concurrency']} at a time"

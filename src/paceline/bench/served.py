@@ -18,7 +18,7 @@ import aiohttp
 import numpy as np
 from tqdm import tqdm
 
-from paceline.bench.arrivals import arrival_times
+from paceline.bench.arrivals import RampUp, arrival_times, ramped_times
 from paceline.bench.datasets import Lengths, Sample, random_samples, read_sharegpt, sharegpt_samples
 from paceline.bench.figures import request_figures
 from paceline.bench.openai_stream import Answer, Target, ask
@@ -63,6 +63,7 @@ class ServedLoad:
 
     request_rate: float = math.inf  # requests per second
     burstiness: float = 1.0
+    ramp_up: RampUp | None = None  # instead of the rate
     max_concurrency: int | None = None
     num_warmups: int = 2
     ignore_eos: bool | None = None  # None: unless the answers' own ends are wanted
@@ -214,7 +215,11 @@ async def _send_all(
     session: aiohttp.ClientSession, target: Target, samples: Sequence[Sample], load: ServedLoad, show_progress: bool
 ) -> tuple[list[Answer], float]:
     """Every sample at its time; answers in the order of samples, and the seconds until the last was there."""
-    times = arrival_times(len(samples), load.request_rate, load.burstiness, np.random.default_rng(load.seed))
+    draw = np.random.default_rng(load.seed)
+    if load.ramp_up is not None:
+        times = ramped_times(len(samples), load.ramp_up, load.burstiness, draw)
+    else:
+        times = arrival_times(len(samples), load.request_rate, load.burstiness, draw)
     seats = asyncio.Semaphore(load.max_concurrency or len(samples))
     start = time.perf_counter()
     with tqdm(total=len(samples), desc="Measuring", unit="request", disable=not show_progress, leave=False) as bar:
@@ -257,9 +262,16 @@ def _describe(load: ServedLoad, model: Model, num_cut: int) -> dict[str, Any]:
         "num_prompts_cut": num_cut,
         "request_rate": load.request_rate if math.isfinite(load.request_rate) else "inf",
         "burstiness": load.burstiness,
+        **_ramp_facts(load.ramp_up),
         "max_concurrency": load.max_concurrency,
         "seed": load.seed,
     } | load.metadata
+
+
+def _ramp_facts(ramp: RampUp | None) -> dict[str, Any]:
+    if ramp is None:
+        return {}
+    return {"ramp_up_strategy": ramp.strategy, "ramp_up_start_rps": ramp.start, "ramp_up_end_rps": ramp.end}
 
 
 def _details(load: ServedLoad, answers: Sequence[Answer]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from paceline.cli.bench_values import count, json_object, limits, listed, number
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from paceline.bench.arrivals import RampUp
     from paceline.bench.datasets import Lengths
     from paceline.bench.served import ServedLoad
 
@@ -73,6 +74,9 @@ def _add_load(load: argparse._ArgumentGroup) -> None:
         default="1",
         help="Shape of the gamma-distributed gaps: 1 is Poisson, less is burstier, more is steadier. (default: 1)",
     )
+    load.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="A rate that changes as it goes.")
+    load.add_argument("--ramp-up-start-rps", metavar="X", help="Rate at the first request.")
+    load.add_argument("--ramp-up-end-rps", metavar="X", help="Rate at the last request.")
     load.add_argument("--max-concurrency", metavar="N", help="At most so many at a time. Not given: no limit.")
     load.add_argument(
         "--num-warmups", metavar="N", default="2", help="Requests before measuring. (default: %(default)s)"
@@ -173,6 +177,7 @@ def _load(args: argparse.Namespace) -> ServedLoad:
         seed=count("seed", args.seed, low=0),
         request_rate=number("request_rate", args.request_rate, 0, above=True),
         burstiness=number("burstiness", args.burstiness, 0, 1e6, above=True),
+        ramp_up=_ramp_up(args),
         max_concurrency=_optional("max_concurrency", args.max_concurrency),
         num_warmups=count("num_warmups", args.num_warmups, low=0),
         ignore_eos=args.ignore_eos,
@@ -183,6 +188,23 @@ def _load(args: argparse.Namespace) -> ServedLoad:
         detailed=args.save_detailed,
         metadata=pairs("metadata", args.metadata),
     )
+
+
+def _ramp_up(args: argparse.Namespace) -> RampUp | None:
+    from paceline.bench.arrivals import RampUp
+
+    ends = {"ramp_up_start_rps": args.ramp_up_start_rps, "ramp_up_end_rps": args.ramp_up_end_rps}
+    if args.ramp_up_strategy is None:
+        if any(ends.values()):
+            raise ConfigError("ramp_up_strategy", "", "is missing", "Give linear or exponential.")
+        return None
+    if args.request_rate != "inf":
+        raise ConfigError("request_rate", args.request_rate, "is given together with a ramp", "Give only one of them.")
+    for name, text in ends.items():
+        if text is None:
+            raise ConfigError(name, "", "is missing", "Give requests per second.")
+    start, end = (number(name, text, 0, 1e6, above=True) for name, text in ends.items())
+    return RampUp(args.ramp_up_strategy, start, end)
 
 
 def _lengths(args: argparse.Namespace) -> tuple[Lengths, Lengths]:
