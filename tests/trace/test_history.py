@@ -13,7 +13,7 @@ from paceline.simulate import scenario as scripted
 from paceline.trace import History
 from paceline.trace.explain import PARTS, explain_batch, explain_request
 from paceline.trace.story import tell_request
-from tests.engine.harness import Scenario, scenarios
+from tests.engine.harness import Scenario, make_scenario, scenarios
 from tests.simulate.test_scenario import CASES
 from tests.trace.timed import TimedHarness
 
@@ -85,3 +85,24 @@ def test_the_scripted_cases_are_explained_as_expected(case: Path, monkeypatch: p
         assert {name: list(positions) for name, positions in told.slices.items()} == expected["slices"]
         assert told.status == expected["status"]
         assert told.why_not == expected["why_not"]
+
+
+@given(st.integers(0, 2**32), st.integers(300, 5000))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_history_forgets_the_oldest_and_tells_the_rest_as_it_was(seed: int, max_bytes: int) -> None:
+    run = TimedHarness(make_scenario(seed))
+    run.run()
+    history = History(max_bytes)
+    history.feed(run.core.recorder._log.read(0, 2**30).lines)
+    kept = sum(len(batch.line) for batch in history.batches.values())
+    live = sum(request.num_bytes for request in history.requests.values())
+    assert history._bytes == kept + live
+    assert len(history.batches) <= 1 or kept + live <= max_bytes
+    for seen in run.seen_batches:
+        told = explain_batch(history, seen["batch"])
+        assert (told is None) == (seen["batch"] not in history.batches)
+        if told is not None and set(seen["status"]) == set(told.status):
+            assert (told.status, told.why_not) == (seen["status"], seen["why_not"])
+    for record in history.requests.values():
+        timeline = explain_request(history, record)
+        assert timeline.complete == (record.first_batch < 0 or record.first_batch in history.batches)

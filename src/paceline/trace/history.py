@@ -15,7 +15,7 @@ from paceline.trace import events as ev
 from paceline.trace.idle import CORE, STARTUP, UNATTRIBUTED, Idle, IdleAccount, Passage
 from paceline.trace.lives import PREEMPTED, RUNNING, WAITING, BatchRecord, RequestRecord, kind_of
 
-MAX_BYTES = 16 * 2**20  # of encoded batches
+MAX_BYTES = 16 * 2**20  # of encoded batches and arrivals
 MAX_ENDED = 20_000  # requests
 MAX_REFUSED = 1_000
 MAX_IDLE = 50_000  # intervals
@@ -70,7 +70,7 @@ class History:
     """What the record says so far.
 
     Args:
-        max_bytes: most bytes of encoded batches kept.
+        max_bytes: most bytes of encoded batches and arrivals kept.
 
     Attributes:
         facts: what does not change; the default before the first line.
@@ -181,10 +181,12 @@ class History:
 
     # ------------------------------------------------------------ requests
 
-    def _arrived(self, event: ev.Arrived, _: bytes) -> None:
+    def _arrived(self, event: ev.Arrived, line: bytes) -> None:
         request = RequestRecord(event.request, event.id, event.at, event.prompt_tokens, event.label, event.owner)
         request.max_tokens = event.max_tokens
         request.prompt_token_ids = event.token_ids
+        request.num_bytes = len(line)
+        self._bytes += len(line)
         self._keep(request, event.at, WAITING)
         self._core_acts(event.at)
 
@@ -210,6 +212,7 @@ class History:
 
     def _forget(self, request: RequestRecord) -> None:
         del self.requests[request.number]
+        self._bytes -= request.num_bytes
         if self._numbers.get(request.id) == request.number:
             del self._numbers[request.id]
 

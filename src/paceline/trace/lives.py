@@ -49,6 +49,7 @@ class RequestRecord:
     ended: Ended | None = None
     known_from_start: bool = True
     prompt_token_ids: list[int] | None = None
+    num_bytes: int = 0  # of its arrival in the record
 
     @property
     def status(self) -> str:
