@@ -38,7 +38,7 @@ def text_of(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", sorted({*PAGES, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))}))
 def test_local_links_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text_of(page))
     assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
