@@ -12,7 +12,7 @@ const paceline::Kernels *chosen = &paceline::scalar::kernels;
 }  // namespace
 
 // Changes with the layout of the argument structs, so that an older build beside newer Python code is noticed.
-EXPORT int32_t paceline_interface() { return 4; }
+EXPORT int32_t paceline_interface() { return 5; }
 
 // 0 scalar, 1 AVX2 + FMA + F16C, 2 AVX-512: the best that this processor and build can run.
 EXPORT int32_t paceline_best_path() {

@@ -56,10 +56,11 @@ struct AttentionArgs {
     float scale, soft_cap;    // soft_cap 0: none
 };
 
-// How a matrix of weights is stored; packed_formats.hpp says what each means. The numbers are those of kernels/packed.py.
+// How a matrix of weights is stored; packed_formats.hpp says what each means, int8.hpp says it of I8, whose products round
+// the activations, too. The numbers are those of kernels/packed.py.
 enum Format : int32_t {
     FORMAT_F32, FORMAT_F16, FORMAT_BF16, FORMAT_Q4_0, FORMAT_Q4_1, FORMAT_Q5_0, FORMAT_Q5_1, FORMAT_Q8_0,
-    FORMAT_Q4_K, FORMAT_Q5_K, FORMAT_Q6_K, FORMATS
+    FORMAT_Q4_K, FORMAT_Q5_K, FORMAT_Q6_K, FORMAT_I8, FORMATS
 };
 
 struct PackedArgs {
@@ -73,9 +74,10 @@ struct PackedArgs {
 };
 
 struct PackArgs {
-    const void *raw;  // [rows, columns] in the format's blocks as GGUF files have them, or plain floats
-    void *out;        // packed_bytes(format, rows, columns)
+    const void *raw;  // [rows, columns] in the format's blocks as GGUF files have them, or plain floats; for I8, too
+    void *out;        // the whole packed matrix, zeros before the first call
     int64_t rows, columns;
+    int64_t first;    // row of the matrix that raw begins with: a matrix may be packed in pieces
     int32_t format;
 };
 
@@ -155,8 +157,8 @@ struct Kernels {
 
 Status run_layers(const Kernels &, const LayersArgs &);
 
-namespace scalar { extern const Kernels kernels; extern const PackedKernels packed_kernels; }
-namespace avx2 { extern const Kernels kernels; extern const PackedKernels packed_kernels; }
-namespace avx512 { extern const Kernels kernels; extern const PackedKernels packed_kernels; }
+namespace scalar { extern const Kernels kernels; extern const PackedKernels packed_kernels, int8_kernels; }
+namespace avx2 { extern const Kernels kernels; extern const PackedKernels packed_kernels, int8_kernels; }
+namespace avx512 { extern const Kernels kernels; extern const PackedKernels packed_kernels, int8_kernels; }
 
 }  // namespace paceline

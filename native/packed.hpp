@@ -34,11 +34,6 @@ struct Product {
     int64_t blocks, panels, tiles;
 };
 
-// How many of `left` values one vector holds: 0 to W.
-INLINE int64_t part_of(int64_t left) { return left < 0 ? 0 : left < W ? left : W; }
-
-INLINE int64_t tile_start(int64_t rows, int64_t tiles, int64_t tile) { return rows * tile / tiles; }
-
 // Where the codes of NV vectors of channels come from.
 template <class F, int NV>
 struct FromCodes {
@@ -243,10 +238,10 @@ template <class F>
 void pack_rows(const PackArgs &a) {
     const int64_t blocks = (a.columns + BLOCK - 1) / BLOCK, bytes = F::panel_bytes(blocks);
     const int64_t row_bytes = a.columns / F::COLUMNS * F::RAW;
-    memset(a.out, 0, (a.rows + PANEL - 1) / PANEL * bytes);
-    for (int64_t row = 0; row < a.rows; ++row) {
+    for (int64_t i = 0; i < a.rows; ++i) {
+        const int64_t row = a.first + i;
         uint8_t *scales = static_cast<uint8_t *>(a.out) + row / PANEL * bytes, *codes = scales + F::scale_bytes(blocks);
-        const uint8_t *raw = static_cast<const uint8_t *>(a.raw) + row * row_bytes;
+        const uint8_t *raw = static_cast<const uint8_t *>(a.raw) + i * row_bytes;
         for (int64_t k = 0; k < a.columns; k += F::COLUMNS, raw += F::RAW) {
             if constexpr (F::COLUMNS == 1) {
                 memcpy(codes + (k * PANEL + row % PANEL) * F::RAW, raw, F::RAW);

@@ -1,4 +1,4 @@
-// One instruction-set path: products with packed weights, in every format.
+// One instruction-set path: products with packed weights, in every format; those of I8 come from path_int8.cpp.
 #include "packed.hpp"
 
 namespace paceline {
@@ -23,7 +23,16 @@ INLINE auto with_format(int32_t format, Function function) {
     }
 }
 
+// Every path stores I8 alike, so a processor with AVX-512 but without its VNNI takes the products of AVX2.
+const PackedKernels &of_int8() {
+#if defined(__AVX512F__)
+    if (!__builtin_cpu_supports("avx512vnni")) return avx2::int8_kernels;
+#endif
+    return int8_kernels;
+}
+
 int64_t bytes(int32_t format, int64_t rows, int64_t columns) {
+    if (format == FORMAT_I8) return of_int8().bytes(format, rows, columns);
     if (format < 0 || format >= FORMATS) return -1;
     return with_format(format, [&](auto f) -> int64_t {
         using F = decltype(f);
@@ -33,14 +42,17 @@ int64_t bytes(int32_t format, int64_t rows, int64_t columns) {
 }
 
 Status product(const PackedArgs &a) {
+    if (a.format == FORMAT_I8) return of_int8().product(a);
     return with_format(a.format, [&](auto f) { return packed_product<decltype(f)>(a); });
 }
 
 void pack(const PackArgs &a) {
+    if (a.format == FORMAT_I8) return of_int8().pack(a);
     with_format(a.format, [&](auto f) { pack_rows<decltype(f)>(a); });
 }
 
 void unpack(const UnpackArgs &a) {
+    if (a.format == FORMAT_I8) return of_int8().unpack(a);
     with_format(a.format, [&](auto f) { unpack_rows<decltype(f)>(a); });
 }
 

@@ -141,6 +141,13 @@ INLINE void narrow(float x, Float16 *to) {
     }
 }
 
+// ---- cutting ----
+// How many of `left` values one vector holds: 0 to W.
+INLINE int64_t part_of(int64_t left) { return left < 0 ? 0 : left < W ? left : W; }
+
+// Where a tile begins, of tiles of rows that are as equal as can be.
+INLINE int64_t tile_start(int64_t rows, int64_t tiles, int64_t tile) { return rows * tile / tiles; }
+
 // ---- across lanes, in an order that depends on W alone ----
 INLINE float sum_lanes(V v) {
     float lanes[W];

@@ -74,6 +74,12 @@ class EngineConfig:
         "Matrix products; packed: weights stay in their blocks (float32 on a CPU); torch: as tensors of --dtype.",
         choices=("auto", "packed", "torch"),
     )
+    activation_dtype: str = option(
+        "float32",
+        MODEL,
+        "What products get; int8: rows rounded to 8 bits against 8-bit weights. Faster, approximate (CPU).",
+        choices=("float32", "int8"),
+    )
     seed: int = option(0, MODEL, "Seed of random weights (--load-format dummy).", low=0, high=2**63 - 1)
     max_model_len: int | None = option(
         None, MODEL, "Most tokens of prompt and output together. Not given: the model's limit.", low=2
@@ -192,9 +198,14 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_all(self)
-        if self.linear_backend == "packed" and (self.device != "cpu" or self.dtype not in ("auto", "float32")):
+        in_floats = self.device == "cpu" and self.dtype in ("auto", "float32")
+        if self.linear_backend == "packed" and not in_floats:
             problem = f"computes in float32 on a CPU, and --device is {self.device}, --dtype {self.dtype}"
             raise ConfigError("linear_backend", "packed", problem, "Use --linear-backend auto.")
+        if self.activation_dtype == "int8" and (self.linear_backend == "torch" or not in_floats):
+            problem = f"needs packed weights, and --device is {self.device}, --dtype {self.dtype}, "
+            problem += f"--linear-backend {self.linear_backend}"
+            raise ConfigError("activation_dtype", "int8", problem, "Use --activation-dtype float32.")
         if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(
                 "num_blocks",

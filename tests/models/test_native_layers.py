@@ -26,8 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stage(folder: Path, kind: str, first: int, last: int, dtype: torch.dtype) -> StageModel:
-    checkpoint = quantized(open_checkpoint(folder), kind)
-    made = StageModel(checkpoint.spec, first, last, checkpoint, packed=True)
+    int8 = kind == "int8"
+    checkpoint = quantized(open_checkpoint(folder), "none" if int8 else kind)
+    made = StageModel(checkpoint.spec, first, last, checkpoint, packed=True, int8=int8)
     made.allocate_cache(NUM_BLOCKS, BLOCK_SIZE, dtype)
     return made
 
@@ -57,7 +58,7 @@ def batches(draw: st.DrawFn) -> BatchInputs:
 @settings(max_examples=40, deadline=None)
 @given(
     batches(),
-    st.sampled_from(["none", "q4_1", "q8_0"]),
+    st.sampled_from(["none", "q4_1", "q8_0", "int8"]),
     st.sampled_from([(0, 4), (0, 2), (1, 3), (3, 4)]),
     st.sampled_from([torch.float32, torch.float16]),
 )

@@ -1,6 +1,7 @@
 """A token's logits have the same bits however its sequence was cut into batches, over stages and over threads.
 
-True for float32 on a CPU with the native kernels, for packed weights of every kind and for oneDNN's prepacked products.
+True for float32 on a CPU with the native kernels, for packed weights of every kind, for 8-bit activations, and for oneDNN's
+prepacked products.
 """
 
 from __future__ import annotations
@@ -36,17 +37,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _stages(folder: Path, weights: str, cuts: list[int]) -> list[StageModel]:
-    checkpoint = quantized(open_checkpoint(folder, "auto"), "none" if weights == "torch" else weights)
+    checkpoint = quantized(open_checkpoint(folder, "auto"), "none" if weights in ("torch", "int8") else weights)
     ends = [0, *cuts, NUM_LAYERS]
     packed = weights != "torch"
-    stages = [StageModel(checkpoint.spec, a, b, checkpoint, packed=packed) for a, b in pairwise(ends)]
+    stages = [
+        StageModel(checkpoint.spec, a, b, checkpoint, packed=packed, int8=weights == "int8") for a, b in pairwise(ends)
+    ]
     allocate(stages)
     return stages
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["torch", "none", "f16", "q8_0", "q4_1"]),
+    st.sampled_from(["torch", "none", "f16", "q8_0", "q4_1", "int8"]),
     st.sets(st.integers(1, LENGTH - 1)),
     st.sets(st.integers(1, NUM_LAYERS - 1)),
     st.integers(1, 2),

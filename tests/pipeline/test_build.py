@@ -80,6 +80,27 @@ def test_kernels_that_cannot_run_are_refused_before_the_first_batch(
         kernels._native.cache_clear()
 
 
+def test_8_bit_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = engine_config(activation_dtype="int8")
+    checkpoint = build.open_model(config, write_model(tmp_path))
+    model = build.load_stage(config, checkpoint, (0, 4), 16, lambda done, what: None)
+    assert isinstance(model.head, kernels.PackedLinear)
+    assert [matrix.format_name for matrix in model.head.matrices] == ["INT8"]
+    monkeypatch.setenv("PACELINE_KERNELS", "torch")
+    kernels._native.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=r"^--activation-dtype int8: needs the native kernels"):
+            build.load_stage(config, checkpoint, (0, 4), 16, lambda done, what: None)
+    finally:
+        kernels._native.cache_clear()
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"dtype": "bfloat16"}, {"linear_backend": "torch"}])
+def test_8_bit_activations_need_packed_weights(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"^--activation-dtype int8: needs packed weights"):
+        engine_config(activation_dtype="int8", **options)
+
+
 def test_types_are_resolved_for_the_device() -> None:
     assert build.resolved_dtype(engine_config()) == "float32"
     assert build.resolved_dtype(engine_config(device="cuda")) == "bfloat16"

@@ -23,7 +23,7 @@ PROBLEMS = {
     7: "rows: outside of the packed matrix",
     8: "keep: must rise and name rows of the batch",
 }
-_INTERFACE = 4  # the layout of the structs below; native/api.cpp has the same number
+_INTERFACE = 5  # the layout of the structs below; native/api.cpp has the same number
 _LIBRARY = "_native.so"
 
 
@@ -81,7 +81,7 @@ class PackedArgs(ctypes.Structure):
 class PackArgs(ctypes.Structure):
     """Arguments of ``paceline_pack``; native/kernels.hpp says what each means."""
 
-    _fields_ = _fields("raw out", "rows columns", [("format", ctypes.c_int32)])
+    _fields_ = _fields("raw out", "rows columns first", [("format", ctypes.c_int32)])
 
 
 class UnpackArgs(ctypes.Structure):

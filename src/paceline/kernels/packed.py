@@ -3,11 +3,15 @@
 A matrix is repacked once into panels of sixteen channels (native/packed_formats.hpp). Products equal those with the
 dequantised matrix up to rounding, and a row's result has the same bits whatever rows are beside it, on any number of
 threads, because each output is one chain of fused multiply-adds in the order of the columns.
+
+One format is of another kind: INT8 is made from floats, one scale per channel, and its products round each row of x to 8
+bits, too, by that row's own largest magnitude (native/int8.hpp). They are exact in integers, so rows are as independent.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from ctypes import CDLL, byref
 from functools import cache
 
@@ -18,6 +22,8 @@ from paceline.kernels.library import PROBLEMS, PackArgs, PackedArgs, UnpackArgs,
 
 # In the order of native/kernels.hpp; the names are GGUF's.
 FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+INT8 = "INT8"
+_NUMBERS = {name: number for number, name in enumerate((*FORMATS, INT8))}
 FLOAT_FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -29,9 +35,9 @@ def library() -> CDLL:
 
 def packed_bytes(format_name: str, rows: int, columns: int) -> int | None:
     """What a matrix takes when it is packed; None if the format is unknown or its blocks do not fit the columns."""
-    if format_name not in FORMATS:
+    if format_name not in _NUMBERS:
         return None
-    nbytes: int = library().paceline_packed_bytes(FORMATS.index(format_name), rows, columns)
+    nbytes: int = library().paceline_packed_bytes(_NUMBERS[format_name], rows, columns)
     return None if nbytes < 0 else nbytes
 
 
@@ -48,27 +54,57 @@ class PackedMatrix:
     """
 
     def __init__(self, format_name: str, raw: Tensor, columns: int) -> None:
+        self._allocate(format_name, raw.shape[0], columns)
+        self._pack(raw, 0)
+
+    def _allocate(self, format_name: str, rows: int, columns: int) -> None:
         native = library()
         self.format_name = format_name
-        self.out_features, self.in_features = raw.shape[0], columns
-        size = packed_bytes(format_name, self.out_features, columns)
+        self.out_features, self.in_features = rows, columns
+        size = packed_bytes(format_name, rows, columns)
         if size is None:
             raise ValueError(f"{columns} columns cannot be packed as {format_name}")
-        if raw.dtype is not torch.uint8 or not raw.is_contiguous() or raw.shape[1] != row_bytes(format_name, columns):
-            raise ValueError(f"raw: {tuple(raw.shape)} bytes for {columns} columns of {format_name}")
-        self._format = FORMATS.index(format_name)
-        self._data = torch.empty(size + _LINE, dtype=torch.uint8)
+        self._format = _NUMBERS[format_name]
+        self._data = torch.zeros(size + _LINE, dtype=torch.uint8)
         self._address = self._data.data_ptr() + -self._data.data_ptr() % _LINE
-        arguments = PackArgs(raw.data_ptr(), self._address, self.out_features, columns, self._format)
-        native.paceline_pack(byref(arguments))
         self._product = native.paceline_packed_product
         self._unpack = native.paceline_unpack
+
+    def _pack(self, raw: Tensor, first: int) -> None:
+        """Put rows at row `first` of the matrix and below it."""
+        row = row_bytes(self.format_name, self.in_features)
+        if raw.dtype is not torch.uint8 or not raw.is_contiguous() or raw.shape[1] != row:
+            raise ValueError(f"raw: {tuple(raw.shape)} bytes for {self.in_features} columns of {self.format_name}")
+        arguments = PackArgs(raw.data_ptr(), self._address, raw.shape[0], self.in_features, first, self._format)
+        library().paceline_pack(byref(arguments))
 
     @classmethod
     def from_floats(cls, weight: Tensor) -> PackedMatrix:
         """A matrix of 16- or 32-bit floats, kept as it is."""
         rows = weight.detach().contiguous()
         return cls(FLOAT_FORMATS[weight.dtype], rows.view(torch.uint8), weight.shape[1])
+
+    @classmethod
+    def int8(cls, pieces: Iterable[Tensor], rows: int, columns: int) -> PackedMatrix:
+        """The matrix [rows, columns] of 8-bit codes nearest to floats.
+
+        Args:
+            pieces: matrices one below the other, of any float type; only one of them has to be in memory at a time.
+
+        Raises:
+            ValueError: there are more columns than a sum of 32 bits can hold, or the pieces do not have so many rows.
+        """
+        matrix = cls.__new__(cls)
+        matrix._allocate(INT8, rows, columns)
+        first = 0
+        for piece in pieces:
+            if first + len(piece) > rows:
+                raise ValueError(f"pieces: more than {rows} rows")
+            matrix._pack(piece.detach().float().contiguous().view(torch.uint8), first)
+            first += len(piece)
+        if first < rows:
+            raise ValueError(f"pieces: {first} of {rows} rows")
+        return matrix
 
     @property
     def address(self) -> int:
@@ -84,7 +120,7 @@ class PackedMatrix:
         return self._data.nbytes
 
     def product(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """``out[:] = x @ weight.T + bias``.
+        """``out[:] = x @ weight.T + bias``; with INT8, each row of x rounded to 8 bits.
 
         Args:
             x: [T, K] float32, rows contiguous.
@@ -132,9 +168,9 @@ class PackedMatrix:
 
 _LINE = 64  # bytes; codes are read a cache line at a time
 
-_BLOCKS = {  # columns and bytes of one block in a file
+_BLOCKS = {  # columns and bytes of one block in a file; INT8 is made from floats
     "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
-    "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "INT8": (1, 4),
 }  # fmt: skip
 
 

@@ -48,7 +48,8 @@ class StageModel:
     """Layers [first, last) of a model, with the embedding if first is 0 and norm and head if last is the end.
 
     Args:
-        packed: keep matrices in the blocks of their file (float32 activations on a CPU only).
+        packed: keep matrices in the blocks of their file (float32 on a CPU only).
+        int8: with `packed`, products of activations rounded to 8 bits with 8-bit weights; only the embedding stays as it is.
         profile: time the parts of every step in `laps`.
 
     Attributes:
@@ -71,6 +72,7 @@ class StageModel:
         device: torch.device | str = "cpu",
         max_position: int | None = None,
         packed: bool = False,
+        int8: bool = False,
         profile: bool = False,
         progress: Progress = lambda done, what: None,
     ) -> None:
@@ -81,7 +83,7 @@ class StageModel:
         self.device = torch.device(device)
         self.max_position = max_position or spec.max_position
         total = len(stage_tensors(spec, first, last))
-        loader = Loader(source, dtype, self.device, total, packed=packed, progress=progress)
+        loader = Loader(source, dtype, self.device, total, packed=packed, int8=int8, progress=progress)
         self.embedding = loader.embedding(EMBEDDING) if self.is_first else None
         self.layers = [Layer(loader, layer) for layer in range(first, last)]
         self.final_norm = loader.take(FINAL_NORM) if self.is_last else None

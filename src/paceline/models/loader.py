@@ -13,6 +13,8 @@ from paceline.kernels import Embedding, Linear, PackedLinear, PackedMatrix, Torc
 from paceline.kernels.packed import FLOAT_FORMATS, packed_bytes
 from paceline.models.stored import StoredMatrix
 
+COPIED_ROWS = 1024  # of an embedding that become floats at a time
+
 Progress = Callable[[float, str], None]
 
 
@@ -35,6 +37,7 @@ class Loader:
     Args:
         total: how many tensors there will be, for the progress.
         packed: keep matrices in the blocks of their file.
+        int8: 8-bit codes for products instead, for 8-bit activations; an embedding is not one.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Loader:
         total: int,
         *,
         packed: bool,
+        int8: bool = False,
         progress: Progress,
     ) -> None:
         self._source = source
@@ -52,6 +56,7 @@ class Loader:
         self._device = device
         self._total = max(total, 1)
         self._packed = packed
+        self._int8 = int8
         self._progress = progress
         self._held = source.shapes()
         self._done = 0
@@ -65,6 +70,11 @@ class Loader:
     def linear(self, *names: str) -> Linear:
         """One product for several weights of the same input, in this order of its outputs."""
         biases = [name.removesuffix("weight") + "bias" for name in names]
+        if self._int8:
+            shapes = [self._held[name] for name in names]
+            rows, columns = sum(shape[0] for shape in shapes), shapes[0][1]
+            matrix = PackedMatrix.int8((self.take(name) for name in names), rows, columns)
+            return PackedLinear([matrix], self._bias(biases))
         if not self._packed:
             weight = _joined([self.take(name) for name in names])
             return TorchLinear(weight, self._bias(biases))
@@ -74,9 +84,18 @@ class Loader:
         return Embedding(self._pack([name])[0] if self._packed else self.take(name))
 
     def tied(self, embedding: Embedding) -> Linear:
-        """The head that is the embedding."""
+        """The head that is the embedding: the same memory where packed, and a copy in 8-bit codes or by oneDNN."""
         weight = embedding.weight
-        return PackedLinear([weight]) if isinstance(weight, PackedMatrix) else TorchLinear(weight)
+        if not isinstance(weight, PackedMatrix):
+            return TorchLinear(weight)
+        return self._int8_copy(weight) if self._int8 else PackedLinear([weight])
+
+    def _int8_copy(self, weight: PackedMatrix) -> Linear:
+        rows = weight.out_features
+        pieces = (
+            weight.rows(torch.arange(first, min(first + COPIED_ROWS, rows))) for first in range(0, rows, COPIED_ROWS)
+        )
+        return PackedLinear([PackedMatrix.int8(pieces, rows, weight.in_features)])
 
     def _bias(self, names: list[str]) -> Tensor | None:
         return _joined([self.take(name) for name in names]) if names[0] in self._held else None

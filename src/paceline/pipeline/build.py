@@ -50,6 +50,8 @@ def packs_weights(config: EngineConfig) -> bool:
     """Whether matrices stay in their blocks: by default wherever the native kernels compute in float32."""
     from paceline import kernels
 
+    if config.activation_dtype == "int8":
+        return True
     if config.linear_backend != "auto":
         return config.linear_backend == "packed"
     return config.device == "cpu" and resolved_dtype(config) == "float32" and kernels.path() != "torch"
@@ -90,7 +92,10 @@ def load_stage(
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "torch sees no CUDA device", "Use --device cpu")
     if config.device == "cpu":
-        kernels.path()  # refuses now rather than at the first batch
+        path = kernels.path()  # refuses now rather than at the first batch
+        if config.activation_dtype == "int8" and path == "torch":
+            problem = "needs the native kernels, and PACELINE_KERNELS is torch"
+            raise ConfigError("activation_dtype", "int8", problem, "Unset PACELINE_KERNELS.")
     return StageModel(
         checkpoint.spec,
         layers[0],
@@ -100,6 +105,7 @@ def load_stage(
         device=config.device,
         max_position=max_model_len,
         packed=packs_weights(config),
+        int8=config.activation_dtype == "int8",
         profile=config.profile,
         progress=progress,
     )
