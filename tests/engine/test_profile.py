@@ -125,3 +125,5 @@ def test_conditions_tell_apart_what_changes_speed() -> None:
     one, two = (profile_conditions(engine_config(threads_per_stage=n), Path("m.gguf")) for n in (1, 2))
     assert profile_path(one) != profile_path(two)
     assert profile_path(one).name.startswith("m.gguf-")
+    rounded = profile_conditions(engine_config(threads_per_stage=1, activation_dtype="int8"), Path("m.gguf"))
+    assert profile_path(one) != profile_path(rounded)

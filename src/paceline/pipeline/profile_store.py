@@ -59,6 +59,9 @@ def conditions(config: EngineConfig, model: str, threads: int) -> dict[str, str]
         "device": config.device,
         "dtype": resolved_dtype(config),
         "kv_cache_dtype": resolved_cache_dtype(config),
+        "quantization": config.quantization,
+        "linear_backend": config.linear_backend,
+        "activation_dtype": config.activation_dtype,
         "threads_per_stage": str(threads),
     }
 
