@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from paceline.engine.core import EngineCore
 from paceline.simulate import scenario as scripted
 from paceline.trace import History
-from paceline.trace.explain import PARTS, explain_batch, explain_request
+from paceline.trace.explain import explain_batch, explain_request
+from paceline.trace.parts import PARTS
 from paceline.trace.story import tell_request
 from tests.engine.harness import Scenario, make_scenario, scenarios
 from tests.simulate.test_scenario import CASES

@@ -1,10 +1,4 @@
-"""Answers about one batch or one request, as data; :mod:`paceline.trace.story` tells them in words.
-
-A request's time is split into parts that add up to the whole. Every moment belongs to the first of these that holds:
-one of its batches is being computed (`prefill_compute`, `decode_compute`), a token of it is on its way from the last
-stage (`delivery`), one of its batches is in the pipeline without being computed (`waiting_in_pipeline`), the pacing
-policy kept it out of the latest batch (`held_by_pace`); everything else is `queued`.
-"""
+"""Answers about one batch or one request, as data; :mod:`paceline.trace.story` tells them in words."""
 
 from __future__ import annotations
 
@@ -13,12 +7,11 @@ from collections.abc import Iterator
 import msgspec
 
 from paceline.request import RequestStatus
-from paceline.scheduling import Reason
-from paceline.trace.events import LETTER_OF, Made, Refused
+from paceline.trace.events import Made, Refused
 from paceline.trace.history import History
 from paceline.trace.lives import BatchRecord, RequestRecord, slices_of, why_not
+from paceline.trace.parts import PARTS, spans_of, split
 
-PARTS = ("prefill_compute", "decode_compute", "delivery", "waiting_in_pipeline", "held_by_pace", "queued")
 REFUSED = RequestStatus.FINISHED_REFUSED.name
 MAX_BATCHES = 2000  # told of one request
 
@@ -176,9 +169,9 @@ def explain_request(history: History, request: RequestRecord) -> Timeline:
     """The life of a request."""
     zero = request.arrived
     during = list(_during(history, request))
-    spans = list(_spans(during, request))
-    ttft, ttft_parts = _split(spans, zero, _first_token(history, request))
-    total, total_parts = _split(spans, zero, _end(history, request))
+    spans = list(spans_of(during, request))
+    ttft, ttft_parts = split(spans, zero, _first_token(history, request))
+    total, total_parts = split(spans, zero, _end(history, request))
     steps = [_step(history, request, batch, made) for batch, made in _shortened(during)]
     return Timeline(
         id=request.id,
@@ -276,54 +269,3 @@ def _end(history: History, request: RequestRecord) -> float | None:
     if batch is not None and batch.sent is not None and batch.done is not None and request.ended.at >= batch.done:
         return max(batch.sent, request.ended.at)
     return request.ended.at
-
-
-def _spans(during: list[tuple[BatchRecord, Made]], request: RequestRecord) -> Iterator[tuple[float, float, str]]:
-    """(from, to, part), which may overlap: the split lets the earlier of PARTS win."""
-    held_since = None
-    for batch, made in during:
-        if held_since is not None:
-            yield held_since, batch.at, "held_by_pace"
-            held_since = None
-        if request.number not in made.requests:
-            letter = made.reasons[made.left_out.index(request.number)]
-            held_since = batch.at if letter == _HELD else None
-            continue
-        yield batch.at, float("inf") if batch.done is None else batch.done, "waiting_in_pipeline"
-        length = made.lengths[made.requests.index(request.number)]
-        part = "decode_compute" if length == 1 else "prefill_compute"
-        for passage in batch.passages:
-            yield passage.started, passage.finished, part
-        if length > 0 and batch.passages and batch.done is not None:
-            last = batch.number == request.last_token_batch or batch.number == request.first_token_batch
-            told = batch.sent if last and batch.sent is not None else batch.done
-            yield batch.passages[-1].finished, told, "delivery"
-    if held_since is not None:
-        yield held_since, float("inf"), "held_by_pace"
-
-
-_HELD = LETTER_OF[Reason.PACED]
-
-
-def _split(
-    spans: list[tuple[float, float, str]], start: float, end: float | None
-) -> tuple[float | None, dict[str, float] | None]:
-    """The time from `start` to `end`, and its parts; what no span covers is queued."""
-    if end is None:
-        return None, None
-    end = max(end, start)
-    parts = dict.fromkeys(PARTS, 0.0)
-    edges: list[tuple[float, int, int]] = []  # moment, part, +1 or -1
-    for first, last, part in spans:
-        first, last = max(first, start), min(last, end)
-        if first < last:
-            edges += [(first, PARTS.index(part), 1), (last, PARTS.index(part), -1)]
-    open_spans = [0] * len(PARTS)
-    at = start
-    for moment, part_index, change in sorted(edges):
-        current = next((name for name, count in zip(PARTS, open_spans, strict=True) if count), "queued")
-        parts[current] += moment - at
-        at = moment
-        open_spans[part_index] += change
-    parts["queued"] += end - at
-    return end - start, parts

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from paceline.trace.history import History, Use
+from paceline.trace.history import History
 from paceline.trace.idle import Idle
 from paceline.trace.lives import RUNNING, BatchRecord, RequestRecord
+from paceline.trace.use import Use
 
 BACKLOG_SECONDS = 60.0
 BATCHES_PER_FRAME = 200
