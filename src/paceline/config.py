@@ -140,7 +140,7 @@ class EngineConfig:
         choices=("fcfs", "priority"),
     )
     pacing: str = option(
-        "greedy",
+        "auto",
         SCHEDULER,
         "How much goes into a batch. greedy: all that fits; throttle: even numbers of tokens; paced: equal time; "
         "auto: paced for more than one stage.",

@@ -9,9 +9,10 @@ stages idle for what the others are shorter. Hence two rules, in predicted secon
 * Prompts add the same time to each of several successive batches. Their number m weighs those who wait for a first token
   against those who wait for their next: with W seconds of prefill pending for p prompts beside d decodes, a batch
   that takes b without prefill, and S stages, the prompts are through after (m + S - 1)·(b + W/m), and the decodes lose
-  W·S/m as long as m is below S. The sum over all is least at
+  W·S/m as long as m is below S. A decode's loss is spread over all tokens of its answer, so it counts w = 0.1 as much.
+  The sum over all is least at
 
-      m = sqrt(((S - 1)·p + S·d)·W / (p·b)),
+      m = sqrt(((S - 1)·p + w·S·d)·W / (p·b)),
 
   but no more than `MOST_BATCHES` are needed to keep rounds even. The added time is held until the prompts are through, and
   falls slowly if more keep coming; a chunk shrinks as its context grows, because its time is what is granted.
@@ -30,6 +31,7 @@ from paceline.scheduling.cost_model import StageCost, Work
 from paceline.scheduling.pacing.base import Grant, PacingPolicy, Surroundings
 
 MOST_BATCHES = 8.0  # over which pending prefill is spread; more only delays first tokens (docs/pacing.md)
+DECODE_WEIGHT = 0.1  # of a second that a decode waits, against one before a first token
 FIXED_PART = 0.01  # batches are no longer than it takes to keep their fixed time to this part
 UNNOTICED_PART = 0.02  # decodes that lengthen a batch by no more need not be spread
 HOLD = 0.9  # how much of the last batch's prefill time the next one gets at least
@@ -170,7 +172,7 @@ class Paced(PacingPolicy):
         surroundings = self.surroundings
         stages = surroundings.num_stages
         bare = cost.fixed + share
-        weight = (stages - 1) * demand.num_prompts + stages * demand.num_decodes
+        weight = (stages - 1) * demand.num_prompts + DECODE_WEIGHT * stages * demand.num_decodes
         most = MOST_BATCHES if stages > 1 else 1.0
         batches = math.sqrt(weight * pending / (demand.num_prompts * bare)) if bare > 0.0 else most
         seconds = max(pending / min(max(batches, 1.0), most), HOLD * self._prefill_seconds)
