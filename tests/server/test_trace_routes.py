@@ -30,7 +30,7 @@ def record(engine: FakeEngine, owners: tuple[str, str] = ("", "")) -> None:
     second = request_of(engine, 1, "cmpl-b", owners[1])
     first.change_status(RequestStatus.RUNNING)
     plan = Plan(0, 0, [Slice(0, 0, 0, [1, 2, 3], True, 0, [0])], [], [])
-    engine.recorder.made(2.0, Batch(plan, [first], [0], {second: Reason.SEQ_LIMIT}, [0]), 1, 1, 63, 1)
+    engine.recorder.made(2.0, Batch(plan, [first], [0], {second: Reason.SEQ_LIMIT}, [0], 0), 1, 1, 63, 1)
     engine.recorder.done(3.0, BatchResult(0, 0, [SampledToken(0, 0, 7)], []), [0])
     engine.recorder.sent()
 

@@ -28,7 +28,8 @@ def test_every_batch_is_explained_as_it_was(scenario: Scenario, chunk_bytes: int
     run.run()
     history = run.history(chunk_bytes)
     assert list(history.batches) == [seen["batch"] for seen in run.seen_batches]
-    for seen in run.seen_batches:
+    for seen, lengths in zip(run.seen_batches, run.seen_lengths, strict=True):
+        assert history.batches[seen["batch"]].made().lengths == lengths
         told = explain_batch(history, seen["batch"])
         assert told is not None
         for field in ("slices", "status", "why_not"):

@@ -80,6 +80,7 @@ class TimedHarness(Harness):
         self.clocks_ahead = [rng.uniform(-1e6, 1e6) if clocks_differ else 0.0 for _ in range(stages)]
         self.core.pipeline = TimedPipeline(self.pipeline, self, rng, self.clocks_ahead)  # type: ignore[assignment]
         self.seen_batches: list[dict[str, Any]] = []
+        self.seen_lengths: list[list[int]] = []  # negative where no token is sampled
         self.core.recorder._facts = msgspec.structs.replace(
             self.core.recorder._facts, stages=stages, depth=scenario.options.depth
         )
@@ -87,6 +88,7 @@ class TimedHarness(Harness):
 
     def _on_batch(self, batch: Batch) -> None:
         super()._on_batch(batch)
+        self.seen_lengths.append([s.num_tokens if s.samples else -s.num_tokens for s in batch.plan.slices])
         pairs = zip(batch.requests, batch.plan.slices, strict=True)
         self.seen_batches.append(
             {

@@ -33,9 +33,10 @@ class Batch:
         lives: the life of each of those requests when the slice was made.
         why_not: why each live request that has no slice has none.
         admitted: numbers of the requests that became RUNNING by it.
+        num_decodes: the first so many slices are decodes.
     """
 
-    __slots__ = ("admitted", "lives", "plan", "requests", "why_not")
+    __slots__ = ("admitted", "lives", "num_decodes", "plan", "requests", "why_not")
 
     def __init__(
         self,
@@ -44,12 +45,14 @@ class Batch:
         lives: list[int],
         why_not: dict[Request, Reason],
         admitted: list[int],
+        num_decodes: int,
     ) -> None:
         self.plan = plan
         self.requests = requests
         self.lives = lives
         self.why_not = why_not
         self.admitted = admitted
+        self.num_decodes = num_decodes
 
     @property
     def number(self) -> int:

@@ -78,15 +78,17 @@ class BatchMaker:
         self._sort(decodes)
         self.grant = scheduler.policy.grant(decodes, scheduler.running, scheduler.queue)
         self._decodes(decodes)
+        num_decodes = len(self.slices)
         if chunks or scheduler.queue:
             self._prefill(chunks)
         if early and not self.slices:
             self._early(early)
+            num_decodes = len(self.slices)
         if not self.slices:
             return None
         plan = Plan(scheduler.epoch, self.number, self.slices, self.new_requests, scheduler.take_released())
         scheduler.num_batches += 1
-        return Batch(plan, self.requests, self.lives, why_not, self.admitted)
+        return Batch(plan, self.requests, self.lives, why_not, self.admitted, num_decodes)
 
     # ------------------------------------------------------------ decodes
 

@@ -120,18 +120,23 @@ class Recorder:
     def made(self, at: float, batch: Batch, running: int, waiting: int, free_blocks: int, in_flight: int) -> None:
         """A batch was dispatched; `at` is the moment before."""
         self._held = ""
-        slices, why_not = batch.plan.slices, batch.why_not
-        letters = LETTER_OF
+        slices, why_not, num_decodes = batch.plan.slices, batch.why_not, batch.num_decodes
+        chunks = [len(s.token_ids) if s.samples else -len(s.token_ids) for s in slices[num_decodes:]]
+        kinds = set(why_not.values())
+        if len(kinds) == 1:  # nearly always: the others are in flight
+            letters = LETTER_OF[kinds.pop()] * len(why_not)
+        else:
+            letters = "".join([LETTER_OF[reason] for reason in why_not.values()])
         self._append(
             Made(
                 at,
                 batch.plan.batch,
                 [s.request for s in slices],
                 [s.start for s in slices],
-                [len(s.token_ids) if s.samples else -len(s.token_ids) for s in slices],
+                [1] * num_decodes + chunks,  # most slices are decodes, and this is called for every batch
                 batch.admitted,
                 [request.number for request in why_not],
-                "".join([letters[reason] for reason in why_not.values()]),
+                letters,
                 running,
                 waiting,
                 free_blocks,
