@@ -181,7 +181,8 @@ void int8_tile(const Int8Product &p, int64_t row, int64_t panel) {
         for (int i = 0; i < NV; ++i) sums[r][i] = splat_int(p.beginnings[row + r]);
     const Four *x = p.x + row * p.groups;
     for (int64_t g = 0; g < p.groups; ++g, x += ROWS, codes += GROUP_BYTES) {
-        for (int i = 0; i < PANELS; ++i) __builtin_prefetch(codes + (PANELS + i) * panel_bytes, 0, 3);
+        if (row == 0)  // the next panels, as in packed.hpp
+            for (int i = 0; i < PANELS; ++i) __builtin_prefetch(codes + (PANELS + i) * panel_bytes);
         Weights w[NV];
 #pragma GCC unroll 8
         for (int i = 0; i < NV; ++i) w[i] = weights_at(codes + i / VECTORS * panel_bytes + i % VECTORS * W * FOUR);

@@ -71,6 +71,17 @@ INLINE void for_columns(const FromCodes<F, NV> &from, int64_t block, Use use) {
     }
 }
 
+// Asks for the same block of the next panels; past the last one that does nothing. A processor that is busy multiplying would
+// notice too late what it needs from memory.
+template <class F, int NV>
+INLINE void fetch_ahead(const Product &p, const FromCodes<F, NV> &from, int64_t block) {
+    const int64_t ahead = NV / VECTORS * from.panel_bytes;
+    for (int i = 0; i < NV; i += VECTORS) {
+        for (int64_t at = 0; at < F::Codes::BYTES; at += LINE) __builtin_prefetch(from.codes(i, block) + ahead + at);
+        if (from.scale_bytes) __builtin_prefetch(from.scales(i) + ahead + block * from.scale_bytes / p.blocks);
+    }
+}
+
 template <int ROWS, int NV>
 INLINE void add_column(Sums<ROWS, NV> &sums, const float *x, const V *w) {
 #pragma GCC unroll 16
@@ -118,12 +129,14 @@ void tile_from_codes(const Product &p, int64_t row, int64_t panel, int64_t block
     begin(sums, *p.args, row, panel * PANEL, block > 0);
     const FromCodes<F, NV> from = codes_of<F, NV>(p, panel);
     const float *x = p.x + row * p.blocks * BLOCK + block * BLOCK * ROWS;
-    for (const int64_t end = block + blocks; block < end; ++block, x += BLOCK * ROWS, weights += BLOCK * NV * W)
+    for (const int64_t end = block + blocks; block < end; ++block, x += BLOCK * ROWS, weights += BLOCK * NV * W) {
+        if (row == 0) fetch_ahead<F, NV>(p, from, block);
         for_columns<F, NV>(from, block, [&](int k, const V *w) __attribute__((always_inline)) {
             if (KEEP)
                 for (int i = 0; i < NV; ++i) store(weights + (k * NV + i) * W, w[i]);
             add_column(sums, x + k * ROWS, w);
         });
+    }
     finish(sums, *p.args, row, panel * PANEL);
 }
 
