@@ -129,8 +129,10 @@ void tile_from_codes(const Product &p, int64_t row, int64_t panel, int64_t block
     begin(sums, *p.args, row, panel * PANEL, block > 0);
     const FromCodes<F, NV> from = codes_of<F, NV>(p, panel);
     const float *x = p.x + row * p.blocks * BLOCK + block * BLOCK * ROWS;
+    // One or two rows of 16- or 32-bit weights compute so little that the processor's own fetching keeps up, and is faster.
+    constexpr bool FETCHES = ROWS > 2 || F::Codes::BYTES <= BLOCK * PANEL;
     for (const int64_t end = block + blocks; block < end; ++block, x += BLOCK * ROWS, weights += BLOCK * NV * W) {
-        if (row == 0) fetch_ahead<F, NV>(p, from, block);
+        if (FETCHES && row == 0) fetch_ahead<F, NV>(p, from, block);
         for_columns<F, NV>(from, block, [&](int k, const V *w) __attribute__((always_inline)) {
             if (KEEP)
                 for (int i = 0; i < NV; ++i) store(weights + (k * NV + i) * W, w[i]);
