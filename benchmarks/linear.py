@@ -3,7 +3,7 @@
 python benchmarks/linear.py [--threads 1] [--rows 1,8,64] [--formats Q4_1,Q8_0]
 
 For each kind of weights and number of rows: milliseconds for the 120 matrices of 30 layers and for the head, GFLOP/s, the
-weights' GB/s, and the share of the machine's limit: the larger of arithmetic (a large float32 product by torch, on
+weights' GB/s, and the share of the machine's limit: the larger of arithmetic (a large float32 product by oneDNN, on
 as many threads) and reading. Best of several runs, alternating over the kinds, so that a neighbour on the machine
 disturbs all alike.
 """
@@ -104,9 +104,9 @@ def best_of(call: Callable[[], object]) -> float:
 
 def machine_limits() -> tuple[float, float]:
     """GFLOP/s of a large product and GB/s of reading, on the threads that torch uses now."""
-    a, b = torch.randn(1536, 1536), torch.randn(1536, 1536)
+    x, product = torch.randn(1536, 1536), TorchLinear(torch.randn(1536, 1536))
     long = torch.randn(64 << 20)
-    return 2 * 1536**3 / best_of(lambda: a @ b) / 1e9, long.nbytes / best_of(long.sum) / 1e9
+    return 2 * 1536**3 / best_of(lambda: product(x)) / 1e9, long.nbytes / best_of(long.sum) / 1e9
 
 
 @torch.inference_mode()
