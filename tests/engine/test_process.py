@@ -116,10 +116,12 @@ async def closing_a_stream_aborts_it(running: AsyncEngine) -> None:
 
 
 async def a_batch_that_outlives_its_request_is_counted_when_it_is_back(running: AsyncEngine) -> None:
+    """The last stage stands still before the request comes, so its batch is surely in flight when it is aborted."""
     last_stage = pids_of(running)[-1]
-    async with aclosing(running.generate("outlived", [1, 2], sampling(max_tokens=100))) as stream:
-        await anext(stream)
-        os.kill(last_stage, signal.SIGSTOP)
+
+    async def until_dispatched() -> None:
+        while not (await running.trace.catch_up()).in_flight():
+            await asyncio.sleep(0)
 
     async def until_in_flight(expected: bool) -> None:
         while (
@@ -127,8 +129,16 @@ async def a_batch_that_outlives_its_request_is_counted_when_it_is_back(running: 
         ):
             await asyncio.sleep(0)
 
-    await asyncio.wait_for(until_in_flight(True), 20)
-    os.kill(last_stage, signal.SIGCONT)
+    os.kill(last_stage, signal.SIGSTOP)
+    try:
+        async with aclosing(running.generate("outlived", [1, 2], sampling(max_tokens=100))) as stream:
+            first = asyncio.ensure_future(anext(stream))
+            await asyncio.wait_for(until_dispatched(), 20)
+            first.cancel()
+            await asyncio.wait([first])
+        await asyncio.wait_for(until_in_flight(True), 20)
+    finally:
+        os.kill(last_stage, signal.SIGCONT)
     await asyncio.wait_for(until_in_flight(False), 20)
 
 

@@ -166,6 +166,15 @@ async def test_there_may_be_only_so_many() -> None:
         await stream.aclose()
 
 
+async def test_those_who_come_at_once_are_counted() -> None:
+    reader, watching = TraceReader(Replay(ran()), 2**20), Monitor()
+    streams = [watching.watch(reader, "m") for _ in range(MAX_WATCHERS + 3)]
+    first = await asyncio.gather(*(anext(stream) for stream in streams), return_exceptions=True)
+    assert sum(isinstance(outcome, RequestError) and outcome.status == 429 for outcome in first) == 3
+    for stream in streams:
+        await stream.aclose()
+
+
 @pytest.mark.parametrize(
     ("config", "key", "status"),
     [

@@ -252,3 +252,13 @@ async def test_paths_and_methods_that_are_not_there() -> None:
     ]:
         assert reply.status_code == status
         assert json.loads(reply.text)["error"]["message"]
+
+
+@pytest.mark.parametrize("ids", [[-1], [5, 2**70], [10**6]])
+async def test_ids_that_no_token_has_are_not_detokenized(ids: list[int]) -> None:
+    reply = await Site().client.post("/detokenize", json={"tokens": ids})
+    assert (reply.status_code, reply.json()["error"]["code"], reply.json()["error"]["param"]) == (
+        400,
+        "out_of_range",
+        "tokens",
+    )

@@ -201,7 +201,13 @@ async def test_a_refused_request_has_a_short_life() -> None:
 async def test_paths_that_name_nothing() -> None:
     site = Site()
     record(site.engine)
-    for path in ("/batches/-1", "/batches/x", "/batches/99999999999999999999", "/v1/requests//timeline"):
+    for path in (
+        "/batches/-1",
+        "/batches/x",
+        f"/batches/{'9' * 5000}",
+        "/batches/99999999999999999999",
+        "/v1/requests//timeline",
+    ):
         reply = await get(site, path)
         assert reply.status_code in (400, 404), path
         assert reply.json()["error"]["code"], path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ class Talk:
         self._client = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(None, connect=5.0))
         self._fields: dict[str, Any] = {"max_tokens": args.max_tokens, "stream": True}
         if args.temperature is not None:
+            if not math.isfinite(args.temperature):
+                raise ServerError(f"--temperature {args.temperature}: must be a finite number")
             self._fields["temperature"] = args.temperature
         self._fields["model"] = args.model or self._first_model()
 

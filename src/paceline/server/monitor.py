@@ -40,6 +40,10 @@ class _Watcher:
         self._frames.append(data)
         self._there.set()
 
+    def forget(self) -> None:
+        """Drop what is queued, because the backlog that is about to be sent tells it."""
+        self._frames.clear()
+
     async def next(self) -> bytes | None:
         while not self._frames:
             self._there.clear()
@@ -69,12 +73,13 @@ class Monitor:
         """
         if len(self._watchers) >= MAX_WATCHERS:
             raise RequestError(f"{MAX_WATCHERS} clients watch already.", status=429, code="too_many_watchers")
-        history = await trace.catch_up()
-        self._push(history)  # so that what is in the backlog does not come a second time
-        backlog = [msgspec.json.encode(f) for f in FrameMaker(history, history.now - BACKLOG_SECONDS).frames()]
         watcher = _Watcher()
-        self._watchers.add(watcher)
+        self._watchers.add(watcher)  # before anything is awaited, so that those who come at once are counted
         try:
+            history = await trace.catch_up()
+            self._push(history)  # so that what is in the backlog does not come a second time
+            watcher.forget()
+            backlog = [msgspec.json.encode(f) for f in FrameMaker(history, history.now - BACKLOG_SECONDS).frames()]
             if self._follower is None:
                 self._follower = asyncio.create_task(self._follow(trace))
             yield b"event: hello\ndata: " + msgspec.json.encode(hello(history, model)) + b"\n\n"

@@ -46,9 +46,14 @@ def _checked_ids(ids: list[int], served: Served, param: str) -> list[int]:
     limit = served.info.max_model_len
     if len(ids) >= limit:
         raise too_long(f"has {len(ids)} tokens", limit, param)
-    if min(ids) < 0 or max(ids) >= served.vocab_size:
-        raise RequestError(f"Token ids must be from 0 to {served.vocab_size - 1}.", code="out_of_range", param=param)
+    check_token_ids(ids, served, param)
     return ids
+
+
+def check_token_ids(ids: list[int], served: Served, param: str) -> None:
+    """Refuse ids that no token has."""
+    if ids and (min(ids) < 0 or max(ids) >= served.vocab_size):
+        raise RequestError(f"Token ids must be from 0 to {served.vocab_size - 1}.", code="out_of_range", param=param)
 
 
 def too_long(what: str, limit: int, param: str) -> RequestError:

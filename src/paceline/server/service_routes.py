@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from paceline.errors import RequestError
 from paceline.server.access import public, user
 from paceline.server.body import read_object
 from paceline.server.openai_routes import check_model
-from paceline.server.prompts import chat_text, tokens_of
+from paceline.server.prompts import chat_text, check_token_ids, tokens_of
 from paceline.server.protocol import DetokenizeRequest, TokenizeRequest, parse
 from paceline.server.state import Served, ServerState
 
@@ -85,7 +86,10 @@ def add_model_routes(app: FastAPI, state: ServerState) -> None:
         data = await read_object(request, state.config.max_request_bytes)
         body = parse(data, DetokenizeRequest, state.unknown_fields)
         check_model(body.model, served)
-        return json_response({"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        check_token_ids(body.tokens, served, "tokens")
+        # In a thread: however long it is, other requests go on meanwhile.
+        text = await asyncio.to_thread(served.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": text})
 
 
 def _card(name: str, served: Served, state: ServerState) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from paceline.server.state import Served, ServerState
 from paceline.trace.answers import answer_batch, answer_request
 from paceline.trace.perfetto import MAX_SECONDS, trace_json
 
+MAX_DIGITS = 18  # of a batch number; Python refuses to read very long ones with an error of its own
 PIECES_AT_ONCE = 200  # events, about a millisecond of work
 
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -37,11 +38,13 @@ def add_trace_routes(app: FastAPI, state: ServerState) -> None:
             raise _unknown("There is no request of this id on record.")
         return json_response(answer)
 
-    @app.get("/batches/{number:int}")
+    @app.get("/batches/{number}")
     @owner
-    async def batch(request: Request, number: int) -> Response:
+    async def batch(request: Request, number: str) -> Response:
         served, caller = state.require_ready(), _caller(request)
-        answer = answer_batch(await served.engine.trace.catch_up(), number, caller.may_see)
+        history = await served.engine.trace.catch_up()
+        is_number = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
+        answer = answer_batch(history, int(number), caller.may_see) if is_number else None
         if answer is None:
             raise _unknown("There is no batch of this number on record.")
         return json_response(answer)

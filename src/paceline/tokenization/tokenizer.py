@@ -89,7 +89,8 @@ class Tokenizer:
         """
         text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
         backend = self._backend if allow_special else self._plain_backend
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        # A batch of one: only the call for batches lets other threads run meanwhile.
+        ids: list[int] = backend.encode_batch([text], add_special_tokens=False)[0].ids
         if add_special_tokens:
             return [*self._vocabulary.prefix, *ids, *self._vocabulary.suffix]
         return ids
