@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
 
 from paceline.config import EngineConfig
@@ -13,8 +14,10 @@ from paceline.option_table import options, parse_int
 from paceline.pipeline.profile_store import read_profile
 from paceline.scheduling.cost_model import CostModel
 from paceline.scheduling.pacing import POLICIES
-from paceline.simulate.loads import LOADS, SimulatedRequest, draw_load, read_load
+from paceline.simulate.loads import LATEST_ARRIVAL, LOADS, SimulatedRequest, draw_load, read_load
 from paceline.simulate.presets import PRESETS, RATES
+
+MAX_JITTER = 10.0
 
 DESCRIPTION = """\
 The real engine core, scheduler and pacing policies on a virtual clock: what each stage takes comes from a cost model, so
@@ -79,10 +82,13 @@ def run(args: argparse.Namespace) -> int:
         block_size=_whole("block_size", args.block_size),
         num_blocks=PLENTY_OF_BLOCKS if args.num_blocks is None else _whole("num_blocks", args.num_blocks),
         target_tpot=None if target is None else target / 1e3,
-        jitter=_number("jitter", args.jitter),
+        jitter=_number("jitter", args.jitter, MAX_JITTER),
         seed=seed,
     )
     simulation = simulate(cost, requests, chosen)
+    if simulation.stats.num_batches == 0:
+        problem = f"holds {chosen.num_blocks * chosen.block_size} tokens, and no request of the load fits"
+        raise ConfigError("num_blocks", chosen.num_blocks, problem, "Give more blocks.")
     about = {"cost": args.cost, "load": args.load, "request_rate": rate if math.isfinite(rate) else "inf"}
     result = about | simulated_figures(simulation, requests, chosen)
     print(json.dumps(result, indent=2, allow_nan=False) if args.json else simulated_text(result))
@@ -123,9 +129,9 @@ def _load(args: argparse.Namespace, seed: int) -> tuple[float, list[SimulatedReq
         rate = RATES[args.cost, args.load]
     else:
         rate = math.inf if args.rate == "inf" else _number("rate", args.rate)
-    if rate == 0.0:
-        raise ConfigError("rate", args.rate, "lets no request arrive", "Give more than 0, or inf.")
     number = _whole("num_prompts", args.num_prompts)
+    if rate * LATEST_ARRIVAL < 10 * number:
+        raise ConfigError("rate", args.rate, "lets the requests arrive in many years only", "Give more, or inf.")
     return rate, draw_load(args.load, number, rate if math.isfinite(rate) else None, seed)
 
 
@@ -143,11 +149,11 @@ def _whole(name: str, text: str) -> int:
     return value
 
 
-def _number(name: str, text: str) -> float:
+def _number(name: str, text: str, high: float = sys.float_info.max) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0.0 <= value < math.inf:
-        raise ConfigError(name, text, "is not a number of 0 or more", "Give an ordinary number.")
+    if not 0.0 <= value <= high:
+        raise ConfigError(name, text, f"is not a number from 0 to {high:g}", "Give an ordinary number.")
     return value

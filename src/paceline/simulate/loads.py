@@ -14,6 +14,7 @@ LOADS = ("short", "mixed", "long")
 SHORTEST_PROMPT = 8
 SHORTEST_OUTPUT = 4
 MAX_LOAD_BYTES = 64 << 20
+LATEST_ARRIVAL = 1e9  # seconds, thirty years: later ones leave no digits for what happens between
 
 
 class SimulatedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,8 +25,10 @@ class SimulatedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_tokens: int
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.arrival < math.inf or self.prompt_tokens < 1 or self.output_tokens < 1:
-            raise ValueError("arrival must be 0 or more, prompt_tokens and output_tokens at least 1")
+        if not 0.0 <= self.arrival <= LATEST_ARRIVAL or self.prompt_tokens < 1 or self.output_tokens < 1:
+            raise ValueError(
+                f"arrival must be from 0 to {LATEST_ARRIVAL:g}, prompt_tokens and output_tokens at least 1"
+            )
 
 
 def draw_load(kind: str, num_prompts: int, rate: float | None, seed: int) -> list[SimulatedRequest]:
