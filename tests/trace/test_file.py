@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.messages import RequestOutput
 from paceline.trace import History, Recorder
 from paceline.trace.events import Facts, Held
 from paceline.trace.file import TraceFile, TraceFileError, older, read_lines
@@ -25,6 +27,29 @@ def test_the_file_tells_the_same_as_the_record(tmp_path: Path) -> None:
     history.feed(read_lines(path))
     assert list(history.batches) == [seen["batch"] for seen in run.seen_batches] != []
     assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_a_client_has_seen_is_in_the_file(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "trace.jsonl"
+    run = TimedHarness(make_scenario(seed))
+    core = run.core
+    core.recorder._file = TraceFile(path, 2**30)
+    hand_over, seen = core._emit, Counter[str]()
+
+    def emit(outputs: list[RequestOutput]) -> None:  # as if the process were killed right after
+        history = History()
+        history.feed(read_lines(path))
+        for output in outputs:
+            seen[output.request_id] += len(output.token_ids)
+            request = history.request(output.request_id)
+            assert output.status == "FINISHED_REFUSED" or request is not None
+            assert request is None or request.num_output_tokens >= seen[output.request_id]
+        hand_over(outputs)
+
+    core._emit = emit
+    run.run()
+    assert seen.total() > 0
 
 
 def test_two_files_take_turns_and_each_can_be_read_on_its_own(tmp_path: Path) -> None:

@@ -299,8 +299,12 @@ class EngineCore:
         )
 
     def _flush(self) -> None:
-        """Hand over what is new; after dispatch, so that stages do not wait for it."""
+        """Hand over what is new; after dispatch, so that stages do not wait for it.
+
+        The trace file gets its part first: it holds whatever a client can have seen, however this process ends.
+        """
         if self._outputs:
+            self.recorder.flush()
             outputs, self._outputs = self._outputs, []
             self._emit(outputs)
             self.recorder.sent()
