@@ -1,5 +1,6 @@
 // All layers of a stage in one call: the same kernels in the same order as models/decoder.py calls them one by one.
 #include "kernels.hpp"
+#include "threads.hpp"
 
 #include <string.h>
 #include <time.h>
@@ -48,9 +49,7 @@ void keep_rows(float *matrix, int64_t width, const int64_t *keep, int64_t kept) 
         if (keep[i] != i) memmove(matrix + i * width, matrix + keep[i] * width, sizeof(float) * width);
 }
 
-}  // namespace
-
-Status run_layers(const Kernels &k, const LayersArgs &a) {
+Status run_all(const Kernels &k, const LayersArgs &a) {
     RotateArgs rotate = a.rotate;
     AttentionArgs attention = a.attention;
     int64_t rows = rotate.rows;
@@ -97,6 +96,22 @@ Status run_layers(const Kernels &k, const LayersArgs &a) {
         time.lap(TIME_DOWN);
     }
     return OK;
+}
+
+struct Call {
+    const Kernels &kernels;
+    const LayersArgs &args;
+    Status status;
+};
+
+}  // namespace
+
+// Five times per layer the threads part and meet again, so they stay together for the whole call.
+Status run_layers(const Kernels &kernels, const LayersArgs &args) {
+    Call call{kernels, args, OK};
+    with_team(
+        max_threads(), [](void *data) { Call &c = *static_cast<Call *>(data); c.status = run_all(c.kernels, c.args); }, &call);
+    return call.status;
 }
 
 }  // namespace paceline

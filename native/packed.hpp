@@ -31,6 +31,7 @@ struct Sums { V at[ROWS][NV]; };
 struct Product {
     const PackedArgs *args;
     const float *x;  // [tile][column][row of tile], columns padded with zeros to whole blocks
+    float *laid_out;  // the same memory while it is being filled
     int64_t blocks, panels, tiles;
 };
 
@@ -216,33 +217,33 @@ void wide_task(void *data, int64_t index) {
 
 // ---- one call ----
 
-INLINE void lay_out_rows(const PackedArgs &a, int64_t tiles, int64_t padded, float *to) {
-    for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t row = tile_start(a.rows, tiles, t), rows = tile_start(a.rows, tiles, t + 1) - row;
-        float *tile = to + row * padded;
-        for (int64_t r = 0; r < rows; ++r) {
-            const float *from = a.x + (row + r) * a.x_stride;
-            for (int64_t k = 0; k < a.columns; ++k) tile[k * rows + r] = from[k];
-            for (int64_t k = a.columns; k < padded; ++k) tile[k * rows + r] = 0.0f;
-        }
+void lay_out_tile(void *data, int64_t t) {
+    const Product &p = *static_cast<const Product *>(data);
+    const PackedArgs &a = *p.args;
+    const int64_t row = tile_start(a.rows, p.tiles, t), rows = tile_start(a.rows, p.tiles, t + 1) - row;
+    const int64_t padded = p.blocks * BLOCK;
+    float *tile = p.laid_out + row * padded;
+    for (int64_t r = 0; r < rows; ++r) {
+        const float *from = a.x + (row + r) * a.x_stride;
+        for (int64_t k = 0; k < a.columns; ++k) tile[k * rows + r] = from[k];
+        for (int64_t k = a.columns; k < padded; ++k) tile[k * rows + r] = 0.0f;
     }
 }
 
 template <class F>
 Status packed_product(const PackedArgs &a) {
     if (a.rows == 0) return OK;
-    Product p{&a, a.x, (a.columns + BLOCK - 1) / BLOCK, (a.outputs + PANEL - 1) / PANEL,
+    Product p{&a, a.x, nullptr, (a.columns + BLOCK - 1) / BLOCK, (a.outputs + PANEL - 1) / PANEL,
               (a.rows + TILE_ROWS - 1) / TILE_ROWS};
     const int64_t padded = p.blocks * BLOCK;
+    const int threads = a.rows * a.columns * a.outputs < PARALLEL_PRODUCT ? 1 : max_threads();
     if (a.rows > 1 || padded != a.columns) {
-        float *copy = static_cast<float *>(thread_scratch(sizeof(float) * a.rows * padded));
-        if (!copy) return NO_MEMORY;
-        lay_out_rows(a, p.tiles, padded, copy);
-        p.x = copy;
+        p.x = p.laid_out = static_cast<float *>(thread_scratch(sizeof(float) * a.rows * padded));
+        if (!p.x) return NO_MEMORY;
+        parallel_for(p.tiles, threads, lay_out_tile, &p);
     }
     const int64_t per_task = (a.rows <= 2 ? WIDE_VECTORS : TILE_VECTORS) / VECTORS;
     const TaskFunction run = a.rows == 1 ? wide_task<F, 1> : a.rows == 2 ? wide_task<F, 2> : task<F, TILE_VECTORS>;
-    const int threads = a.rows * a.columns * a.outputs < PARALLEL_PRODUCT ? 1 : max_threads();
     parallel_for((p.panels + per_task - 1) / per_task, threads, run, &p);
     return OK;
 }

@@ -53,13 +53,34 @@ class NativeLayers:
             for name in ("qkv", "output", "gate_up", "down"):
                 _fill(getattr(weights, name), getattr(layer, name))
             weights.k_cache, weights.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
-        self._cache = caches[0][0]
-        self._cos, self._sin = cos, sin
         self._buffers: list[Tensor] = []
         self._room = 0
         self._times: Array[c_int64] = (c_int64 * len(OPERATIONS))()
         self.profile = profile
+        self._args = self._constants(caches[0][0], cos)
+        self._args.rotate.cos, self._args.rotate.sin = cos.data_ptr(), sin.data_ptr()
         self._call = library().paceline_layers
+
+    def _constants(self, cache: Tensor, cos: Tensor) -> LayersArgs:
+        """The arguments that no batch changes; the others are put beside them at every call."""
+        spec = self._spec
+        num_blocks, kv_heads, block_size, head_dim = cache.shape
+        args = LayersArgs(
+            layers=addressof(self._weights),
+            nanoseconds=addressof(self._times) if self.profile else None,
+            num_layers=len(self._weights),
+            hidden=spec.hidden_size,
+            intermediate=spec.intermediate_size,
+            eps=spec.rms_eps,
+        )
+        for part in (args.rotate, args.attention):
+            part.heads, part.kv_heads, part.head_dim = spec.num_heads, kv_heads, head_dim
+            part.block_size, part.kv_type = block_size, KV_TYPES[cache.dtype]
+        args.rotate.table_rows, args.rotate.half = cos.shape
+        args.rotate.num_slots = num_blocks * block_size
+        args.attention.num_blocks = num_blocks
+        args.attention.scale = head_dim**-0.5
+        return args
 
     def __call__(self, batch: BatchInputs, residual: Tensor, *, is_last: bool) -> tuple[Tensor, Tensor]:
         """Run all layers.
@@ -78,43 +99,21 @@ class NativeLayers:
         if residual.dtype is not torch.float32 or residual.shape[1] != spec.hidden_size or not residual.is_contiguous():
             raise ValueError(f"residual: {residual.dtype} {tuple(residual.shape)} cannot be used")
         self._make_room(rows)
-        delta, x, qkv, mixed, gate_up, activated = self._buffers
-        num_blocks, kv_heads, block_size, head_dim = self._cache.shape
-        kv_type = KV_TYPES[self._cache.dtype]
-        args = LayersArgs(
-            layers=addressof(self._weights),
-            residual=residual.data_ptr(),
-            delta=delta.data_ptr(),
-            x=x.data_ptr(),
-            qkv=qkv.data_ptr(),
-            mixed=mixed.data_ptr(),
-            gate_up=gate_up.data_ptr(),
-            activated=activated.data_ptr(),
-            keep=batch.sample_rows.data_ptr() if is_last else None,
-            nanoseconds=addressof(self._times) if self.profile else None,
-            num_layers=len(self._weights),
-            kept=len(batch.sample_rows) if is_last else 0,
-            hidden=spec.hidden_size,
-            intermediate=spec.intermediate_size,
-            eps=spec.rms_eps,
-        )
+        args = self._args
+        args.residual = residual.data_ptr()
+        args.keep = batch.sample_rows.data_ptr() if is_last else None
+        args.kept = len(batch.sample_rows) if is_last else 0
         rotate, attention = args.rotate, args.attention
-        rotate.cos, rotate.sin = self._cos.data_ptr(), self._sin.data_ptr()
+        rotate.rows = attention.rows = rows
         rotate.positions, rotate.slots = batch.positions.data_ptr(), batch.slots.data_ptr()
-        rotate.half, rotate.table_rows = self._cos.shape[1], self._cos.shape[0]
-        rotate.num_slots = num_blocks * block_size
         attention.block_tables, attention.table_stride = batch.block_tables.data_ptr(), batch.block_tables.stride(0)
-        attention.table_width, attention.num_blocks = batch.block_tables.shape[1], num_blocks
+        attention.table_width = batch.block_tables.shape[1]
         attention.query_starts, attention.context_lens = batch.query_starts.data_ptr(), batch.context_lens.data_ptr()
         attention.sequences = len(batch.context_lens)
-        attention.scale = head_dim**-0.5
-        for part in (rotate, attention):
-            part.rows, part.heads, part.kv_heads, part.head_dim = rows, spec.num_heads, kv_heads, head_dim
-            part.block_size, part.kv_type = block_size, kv_type
         if status := self._call(byref(args)):
             raise (MemoryError if status == 1 else ValueError)(PROBLEMS[status])
         left = args.kept if is_last else rows
-        return residual[:left], delta[:left]
+        return residual[:left], self._buffers[0][:left]
 
     def take_times(self) -> list[tuple[str, int]]:
         """What each of OPERATIONS took since the last time this was asked, in nanoseconds; nothing without `profile`."""
@@ -138,6 +137,8 @@ class NativeLayers:
             spec.intermediate_size,
         )
         self._buffers = [torch.empty((rows, width)) for width in widths]
+        for name, buffer in zip(("delta", "x", "qkv", "mixed", "gate_up", "activated"), self._buffers, strict=True):
+            setattr(self._args, name, buffer.data_ptr())
 
 
 def _fill(parts: LinearParts, linear: Linear) -> None:
