@@ -175,8 +175,8 @@ INLINE void widen_rows(const void **rows, int begin, int end, int64_t head_dim, 
     }
 }
 
-// Turns one row's scores of a tile into weights and carries its maximum and sum along. [begin, end): visible keys.
-INLINE void softmax_row(float *scores, int begin, int end, float soft_cap, float &maximum, float &sum, float &keep) {
+// Leaves a row's scores as softmax sees them; returns the largest. [begin, end): visible keys.
+INLINE float see_scores(float *scores, int begin, int end, float soft_cap) {
     VI lane;
     for (int i = 0; i < W; ++i) lane[i] = i;
     V top = splat(minus_infinity());
@@ -188,17 +188,37 @@ INLINE void softmax_row(float *scores, int begin, int end, float soft_cap, float
         store(scores + c, x);
         top = vmax(x, top);
     }
-    const float tile_max = max_lanes(top), new_max = tile_max > maximum ? tile_max : maximum;
-    const float base = new_max == minus_infinity() ? 0.0f : new_max;  // nothing seen yet: every weight is e^-inf
-    V sums = {};
-    for (int c = 0; c < TILE; c += W) {
-        const V weight = vexp(load(scores + c) - base);
-        store(scores + c, weight);
-        sums = sums + weight;
+    return max_lanes(top);
+}
+
+// Turns the scores of a tile into weights and carries the rows' maxima and sums along. W rows at a time, since each number
+// of a row is waited for several times.
+INLINE void softmax_rows(Task &task, const Tile &tile, const State &state) {
+    for (int first = 0; first < task.unit.rows; first += W) {
+        const int rows = (int)smaller(task.unit.rows - first, W);
+        V top = splat(minus_infinity());
+        for (int r = 0; r < rows; ++r) {
+            const int64_t from = larger(task.row_begin(first + r) - tile.first_key, 0);
+            const int64_t to = smaller(task.row_end(first + r) - tile.first_key, TILE);
+            top[r] = see_scores(task.scores + (first + r) * TILE, (int)from, (int)to, task.work->args->soft_cap);
+        }
+        float *maximum = state.maximum + first, *sum = state.sum + first;
+        const V old = load_part(maximum, rows), joined = select(top > old, top, old);
+        const V base = select(joined == minus_infinity(), V{}, joined);  // nothing seen yet: every weight is e^-inf
+        const V keep = vexp(old - base);
+        store_part(task.keep + first, keep, rows);
+        store_part(maximum, joined, rows);
+        for (int r = 0; r < rows; ++r) {
+            float *scores = task.scores + (first + r) * TILE;
+            V sums = {};
+            for (int c = 0; c < TILE; c += W) {
+                const V weight = vexp(load(scores + c) - base[r]);
+                store(scores + c, weight);
+                sums = sums + weight;
+            }
+            sum[r] = sum[r] * keep[r] + sum_lanes(sums);
+        }
     }
-    keep = exp_one(maximum - base);
-    sum = sum * keep + sum_lanes(sums);
-    maximum = new_max;
 }
 
 template <class T>
@@ -208,12 +228,7 @@ INLINE void multiply_tile(Task &task, const Tile &tile, const State &state, cons
     const int rows = task.unit.rows, aligned = tile.begin / 4 * 4;
     const int64_t padded = task.work->padded;
     score_tile(task.q, padded, rows, (const T *const *)tile.keys, aligned, tile.end, a.head_dim, task.scores, values);
-    for (int r = 0; r < rows; ++r) {
-        const int64_t from = larger(task.row_begin(r) - tile.first_key, 0);
-        const int64_t to = smaller(task.row_end(r) - tile.first_key, TILE);
-        softmax_row(task.scores + r * TILE, (int)from, (int)to, a.soft_cap, state.maximum[r], state.sum[r],
-                    task.keep[r]);
-    }
+    softmax_rows(task, tile, state);
     mix_tile(task.scores, rows, (const T *const *)tile.values, tile.begin, tile.end, a.head_dim, task.keep,
              state.values, padded, next_keys);
 }

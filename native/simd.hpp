@@ -149,20 +149,31 @@ INLINE int64_t part_of(int64_t left) { return left < 0 ? 0 : left < W ? left : W
 INLINE int64_t tile_start(int64_t rows, int64_t tiles, int64_t tile) { return rows * tile / tiles; }
 
 // ---- across lanes, in an order that depends on W alone ----
+// Each step lays the upper half of what is left over the lower one.
+template <class Join>
+INLINE float join_lanes(V v, Join join) {
+#if defined(__AVX512F__)
+    v = join(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
+    v = join(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
+    v = join(v, __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));
+    v = join(v, __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1));
+#elif defined(__AVX2__)
+    v = join(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7));
+    v = join(v, __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3));
+    v = join(v, __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1));
+#else
+    v = join(v, __builtin_shufflevector(v, v, 2, 3, 2, 3));
+    v = join(v, __builtin_shufflevector(v, v, 1, 1, 1, 1));
+#endif
+    return v[0];
+}
+
 INLINE float sum_lanes(V v) {
-    float lanes[W];
-    store(lanes, v);
-    for (int half = W / 2; half; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
+    return join_lanes(v, [](V a, V b) __attribute__((always_inline)) { return a + b; });
 }
 
 INLINE float max_lanes(V v) {
-    float lanes[W];
-    store(lanes, v);
-    for (int half = W / 2; half; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-    return lanes[0];
+    return join_lanes(v, [](V a, V b) __attribute__((always_inline)) { return a > b ? a : b; });
 }
 
 #if defined(__AVX512F__)
