@@ -19,18 +19,20 @@ from paceline.scheduling import SchedulerOptions
 
 
 class Instant:
-    """A pipeline whose oldest result is there as soon as the core waits, and a mailbox that is filled by hand."""
+    """A pipeline whose oldest result is there as soon as the core waits, and a mailbox that is filled by hand.
+
+    It is emptied one wave at a time: the core looks again after each batch, so that waves end up in batches of their own.
+    """
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self.mail: list[ToCore] = []
+        self.mail: deque[list[ToCore]] = deque()
         self._plans: deque[Plan] = deque()
         self._ready: deque[BatchResult] = deque()
         self.own_seconds = 0.0
 
     def drain(self) -> list[ToCore]:
-        mail, self.mail = self.mail, []
-        return mail
+        return self.mail.popleft() if self.mail else []
 
     def submit(self, plan: Plan) -> None:
         self._plans.append(plan)
@@ -68,10 +70,10 @@ def engine(stages: int, requests: int, *, loop_back: bool) -> tuple[EngineCore, 
 
 
 def add(pipeline: Instant, count: int, prompt: int, output: int | None, tag: str) -> None:
+    """One wave of requests."""
     sampling = SamplingParams(temperature=0.0, seed=0, max_tokens=output)
-    for i in range(count):
-        start = (i * 37) % 1000
-        pipeline.mail.append(AddRequest(f"{tag}{i}", list(range(start, start + prompt)), sampling))
+    starts = [(i * 37) % 1000 for i in range(count)]
+    pipeline.mail.append([AddRequest(f"{tag}{i}", list(range(s, s + prompt)), sampling) for i, s in enumerate(starts)])
 
 
 def microseconds(core: EngineCore, pipeline: Instant, batches: int) -> tuple[float, float]:
@@ -99,7 +101,7 @@ def main() -> None:
         waves = args.stages if spread else 1
         for wave in range(waves):
             add(pipeline, args.requests // waves, 32, None, f"wave{wave}-")
-            core.step()
+        core.step()
         for moment in ("at first", f"after {args.seen} other requests"):
             took, decodes = microseconds(core, pipeline, args.batches)
             print(f"{args.requests} running, {decodes:5.0f} decodes a batch, {moment}: {took:6.0f} us per batch")

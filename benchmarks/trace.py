@@ -77,7 +77,7 @@ def run(requests: int, recorder: Recorder, batches: int) -> tuple[float, int]:
     core = EngineCore(options, pipeline, pipeline, lambda outputs: None, recorder=recorder)
     for group in range(STAGES):
         add(pipeline, requests // STAGES, 32, None, f"group{group}-")
-        core.step()
+    core.step()
     start = time.thread_time()
     while core.scheduler.num_batches < batches:
         core.step()
