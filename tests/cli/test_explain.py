@@ -113,6 +113,21 @@ def test_what_goes_wrong_is_said_in_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--batch", "-1"], "--batch -1: is too small. Give at least 0."),
+        (["--batch", "first"], "--batch first: is not a whole number."),
+        (["--request", " "], "is empty. Give the id that a response carries."),
+    ],
+)
+def test_a_name_that_nothing_can_have_is_refused(
+    file: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", "--trace", str(file), *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_file_without_that_batch(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--trace", str(file), "--batch", "100000"]) == 1
     assert main(["explain", "--trace", str(file), "--request", "nobody"]) == 1

@@ -41,6 +41,36 @@ def test_help_can_be_searched(capsys: pytest.CaptureFixture[str]) -> None:
     assert "No option mentions" in output_of(capsys, "serve", "--help=zzz")
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "much"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["top", "--seconds"],
+        ["trace", "--output", "/dev/null", "--seconds"],
+        ["complete", "--quick", "x", "--temperature"],
+        ["chat", "--quick", "x", "--temperature"],
+        ["profile", "--seconds"],
+        ["profile", "--target-tpot-ms"],
+        ["profile", "--pipeline-parallel-size", "2", "--stage-weights"],
+        ["serve", "--shutdown-timeout"],
+        ["simulate", "--jitter"],
+        ["simulate", "--target-tpot-ms"],
+        ["bench", "serve", "--burstiness"],
+        ["bench", "serve", "--temperature"],
+        ["bench", "serve", "--random-range-ratio"],
+        ["bench", "serve", "--metric-percentiles"],
+    ],
+    ids=" ".join,
+)
+def test_no_number_option_takes_what_is_no_number(
+    command: list[str], value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command[:-1], f"{command[-1]}={value}"]) == 2
+    error = capsys.readouterr().err
+    assert command[-1] in error
+    assert error.count("\n") == 1
+
+
 def test_no_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "serve" in capsys.readouterr().out

@@ -235,7 +235,7 @@ def test_without_a_terminal_one_picture_is_printed() -> None:
     ("arguments", "said"),
     [
         (["--url", "http://127.0.0.1:1"], "no answer from http://127.0.0.1:1"),
-        (["--seconds", "0"], "0 is not from 0.1 to 60"),
+        (["--seconds", "0"], "--seconds 0: is out of range. Give at least 0.1, at most 60."),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_one_line(arguments: list[str], said: str) -> None:

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from paceline.cli import bench_serve
-from paceline.cli.bench_values import count, writable
 from paceline.cli.options import add_options, resolve
+from paceline.cli.values import count, writable
 from paceline.config import EngineConfig
 
 _DESCRIPTION = """\

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_values import count, json_object, limits, listed, number, pairs, writable
+from paceline.cli.values import count, json_object, limits, listed, number, pairs, writable
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _load(args: argparse.Namespace) -> ServedLoad:
         output_len=outputs,
         sharegpt_output_len=_optional("sharegpt_output_len", args.sharegpt_output_len),
         seed=count("seed", args.seed, low=0),
-        request_rate=number("request_rate", args.request_rate, 0, above=True),
+        request_rate=number("request_rate", args.request_rate, 0, math.inf, above=True),
         burstiness=number("burstiness", args.burstiness, 0, 1e6, above=True),
         ramp_up=_ramp_up(args),
         max_concurrency=_optional("max_concurrency", args.max_concurrency),

@@ -17,7 +17,8 @@ import httpx
 import msgspec
 
 from paceline.cli.talk import DEFAULT_URL, ServerError
-from paceline.errors import PacelineError
+from paceline.cli.values import count
+from paceline.errors import ConfigError, PacelineError
 from paceline.trace import History
 from paceline.trace.answers import answer_batch, answer_request
 from paceline.trace.file import TraceFileError, read_lines
@@ -33,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--request", metavar="ID", help="the id that its response carries")
-    what.add_argument("--batch", metavar="N", type=int, help="the batch's number, from 0")
+    what.add_argument("--batch", metavar="N", help="the batch's number, from 0")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", default=DEFAULT_URL, help="the server's address [%(default)s]")
     where.add_argument("--trace", metavar="FILE", type=Path, help="a file written by --trace-file")
@@ -47,6 +48,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the answer.
+
+    Raises:
+        ConfigError: that can be the name of no request, or the number of no batch.
+        PacelineError: there is no record where it was looked for, or nothing of that name on it.
+    """
+    if args.batch is not None:
+        args.batch = count("batch", args.batch, low=0)
+    elif not args.request.strip():
+        raise ConfigError("request", args.request, "is empty", "Give the id that a response carries.")
     answer = _from_file(args) if args.trace is not None else _from_server(args)
     text = answer.pop("text")
     if args.json:

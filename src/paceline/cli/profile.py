@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.options import add_options, resolve
+from paceline.cli.values import number
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model_argument is not None:
         settings.set("model", args.model_argument, "flag")
     config = settings.make(EngineConfig)
-    seconds = _seconds(args.seconds)
+    seconds = number("seconds", args.seconds, 1, LONGEST_SECONDS)
     if args.print_config:
         print(settings.describe())
         return 0
@@ -107,13 +108,3 @@ def profile_text(profile: Any, prompt_share: float) -> str:
             values = "".join(f"{imbalance([stage.time(work) for stage in model.stages]):>10.2f}" for work in works)
             lines.append(f"{title + ': ' + ', '.join(map(str, split)):<28}{values}")
     return "\n".join(lines)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 1.0 <= value <= LONGEST_SECONDS:
-        raise ConfigError("seconds", text, "is no number from 1 to 3600", "Give seconds such as 60.")
-    return value

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from pathlib import Path
 
+from paceline.cli.values import number
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
 from paceline.option_table import options, parse_int
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     cost = _cost(args.cost, None if args.stages is None else _whole("pipeline_parallel_size", args.stages))
     seed = _whole("seed", args.seed)
     rate, requests = _load(args, seed)
-    target = _number("target_tpot_ms", args.target_tpot_ms) if args.target_tpot_ms else None
+    target = number("target_tpot_ms", args.target_tpot_ms, 0) if args.target_tpot_ms is not None else None
     chosen = SimulationOptions(
         pacing=args.pacing,
         loop_back=args.loop_back,
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         block_size=_whole("block_size", args.block_size),
         num_blocks=PLENTY_OF_BLOCKS if args.num_blocks is None else _whole("num_blocks", args.num_blocks),
         target_tpot=None if target is None else target / 1e3,
-        jitter=_number("jitter", args.jitter, MAX_JITTER),
+        jitter=number("jitter", args.jitter, 0, MAX_JITTER),
         seed=seed,
     )
     simulation = simulate(cost, requests, chosen)
@@ -128,11 +128,11 @@ def _load(args: argparse.Namespace, seed: int) -> tuple[float, list[SimulatedReq
             )
         rate = RATES[args.cost, args.load]
     else:
-        rate = math.inf if args.rate == "inf" else _number("rate", args.rate)
-    number = _whole("num_prompts", args.num_prompts)
-    if rate * LATEST_ARRIVAL < 10 * number:
+        rate = number("rate", args.rate, 0, math.inf)
+    num_prompts = _whole("num_prompts", args.num_prompts)
+    if rate * LATEST_ARRIVAL < 10 * num_prompts:
         raise ConfigError("rate", args.rate, "lets the requests arrive in many years only", "Give more, or inf.")
-    return rate, draw_load(args.load, number, rate if math.isfinite(rate) else None, seed)
+    return rate, draw_load(args.load, num_prompts, rate if math.isfinite(rate) else None, seed)
 
 
 def _whole(name: str, text: str) -> int:
@@ -146,14 +146,4 @@ def _whole(name: str, text: str) -> int:
         row.check(value)
     if value < low:
         raise ConfigError(name, text, "is too small", f"Give at least {low}.")
-    return value
-
-
-def _number(name: str, text: str, high: float = sys.float_info.max) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value <= high:
-        raise ConfigError(name, text, f"is not a number from 0 to {high:g}", "Give an ordinary number.")
     return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from paceline.cli.values import count, number
 from paceline.errors import PacelineError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -26,14 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=DEFAULT_URL, help="the server's address [%(default)s]")
     parser.add_argument("--model", help="which model; not given: the first that the server names")
     parser.add_argument("--api-key", default=os.environ.get("PACELINE_API_KEY"), help="or PACELINE_API_KEY")
-    parser.add_argument("--max-tokens", type=int, default=256, help="most tokens of an answer [%(default)s]")
-    parser.add_argument("--temperature", type=float, help="0: always the most likely token")
+    parser.add_argument("--max-tokens", metavar="N", default="256", help="most tokens of an answer [%(default)s]")
+    parser.add_argument("--temperature", metavar="X", help="0: always the most likely token")
 
 
 class Talk:
     """One conversation with a server.
 
     Raises:
+        ConfigError: an option is no such number.
         ServerError: from every method.
     """
 
@@ -42,11 +43,9 @@ class Talk:
         headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
         self.url = base
         self._client = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(None, connect=5.0))
-        self._fields: dict[str, Any] = {"max_tokens": args.max_tokens, "stream": True}
+        self._fields: dict[str, Any] = {"max_tokens": count("max_tokens", args.max_tokens), "stream": True}
         if args.temperature is not None:
-            if not math.isfinite(args.temperature):
-                raise ServerError(f"--temperature {args.temperature}: must be a finite number")
-            self._fields["temperature"] = args.temperature
+            self._fields["temperature"] = number("temperature", args.temperature, 0)
         self._fields["model"] = args.model or self._first_model()
 
     def _first_model(self) -> str:

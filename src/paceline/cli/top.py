@@ -19,7 +19,9 @@ from rich.text import Text
 from paceline.cli.monitor_stream import KEPT_SECONDS, Hello, Record, Refused, read
 from paceline.cli.talk import DEFAULT_URL, ServerError
 from paceline.cli.top_view import picture
+from paceline.cli.values import number
 
+LEAST_SECONDS = 0.1  # that the lanes show
 _AGAIN_SECONDS = 1.0
 _WIDTH_WITHOUT_TERMINAL = 100
 _HEIGHT_WITHOUT_TERMINAL = 60
@@ -32,27 +34,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--url", default=DEFAULT_URL, help="the server's address [%(default)s]")
     key = os.environ.get("PACELINE_ADMIN_API_KEY")
     parser.add_argument("--api-key", default=key, help="the admin key, or PACELINE_ADMIN_API_KEY")
-    parser.add_argument("--seconds", type=_seconds, default=2.0, help="how much time the lanes show [%(default)s]")
+    parser.add_argument("--seconds", metavar="N", default="2", help="how much time the lanes show [%(default)s]")
     parser.add_argument("--once", action="store_true", help="print one picture and end; so it is without a terminal")
     parser.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= KEPT_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0.1 to {KEPT_SECONDS:g}")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:
     """Watch until told to stop.
 
     Raises:
+        ConfigError: the seconds are no such number.
         ServerError: with `--once`, when there is no such server.
         Refused: the server wants another key.
     """
     url = args.url.rstrip("/").removesuffix("/v1")
-    top = _Top(url, args.api_key, args.seconds)
+    top = _Top(url, args.api_key, number("seconds", args.seconds, LEAST_SECONDS, KEPT_SECONDS))
     if args.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
         asyncio.run(top.once())
     else:
@@ -87,8 +83,8 @@ class _Top:
     async def watch(self) -> None:
         """Draw each frame until the reader quits."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._quit.set)
+        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(signal_number, self._quit.set)
         loop.add_signal_handler(signal.SIGWINCH, self._changed.set)
         console = Console()
         with _keys_at_once(), Live(Text(self._state), console=console, screen=True, auto_refresh=False) as live:
@@ -145,7 +141,7 @@ class _Top:
             elif key == " ":
                 self._paused = not self._paused
             elif key in "+=":
-                self._seconds = max(self._seconds / 2, 0.1)
+                self._seconds = max(self._seconds / 2, LEAST_SECONDS)
             elif key in "-−":
                 self._seconds = min(self._seconds * 2, KEPT_SECONDS)
         self._changed.set()

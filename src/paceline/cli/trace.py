@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from paceline.cli.bench_values import number
 from paceline.cli.talk import DEFAULT_URL, ServerError
+from paceline.cli.values import number
 from paceline.errors import ConfigError
 from paceline.trace import History
 from paceline.trace.file import TraceFileError, read_lines

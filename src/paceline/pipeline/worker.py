@@ -220,8 +220,9 @@ def main() -> None:
         os.sched_setaffinity(0, config.cpus)
     # OpenMP reads these when torch loads it, so they come first.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
-    if config.engine.linear_backend != "torch":  # whose many small products are the faster for threads that wait actively
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # between steps the cores belong to the other processes
+    # Between steps the cores belong to the other processes. torch's many small products are faster with threads that wait actively.
+    if config.engine.linear_backend != "torch":
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     worker = Worker(config)
     try:
         import torch

@@ -1,15 +1,18 @@
-"""How the benchmarks read the values of their own flags; every error names flag, value and fix."""
+"""How commands read the values of flags that are no options of the engine; every error names flag, value and fix."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.option_table import parse_int
+
+LARGEST = sys.float_info.max
 
 
 def count(name: str, text: str, low: int = 1) -> int:
@@ -23,15 +26,18 @@ def count(name: str, text: str, low: int = 1) -> int:
     return value
 
 
-def number(name: str, text: str, low: float, high: float = math.inf, *, above: bool = False) -> float:
-    """A number from `low` to `high`; with `above`, `low` itself is too small."""
+def number(name: str, text: str, low: float, high: float = LARGEST, *, above: bool = False) -> float:
+    """A number from `low` to `high`; with `above`, `low` itself is too small. Infinity only where `high` is."""
     try:
         value = float(text)
     except ValueError:
-        raise ConfigError(name, text, "is not a number", "Give a number.") from None
+        value = math.nan
+    if math.isnan(value):
+        raise ConfigError(name, text, "is not a number", "Give a number.")
     if not low <= value <= high or (above and value == low):
         where = f"above {low:g}" if above else f"at least {low:g}"
-        raise ConfigError(name, text, "is out of range", f"Give {where}{f', at most {high:g}' * (high < math.inf)}.")
+        most = f", at most {high:g}" if high < LARGEST else ", and a finite number" if math.isinf(value) else ""
+        raise ConfigError(name, text, "is out of range", f"Give {where}{most}.")
     return value
 
 
