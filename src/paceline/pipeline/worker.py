@@ -220,7 +220,7 @@ def main() -> None:
         os.sched_setaffinity(0, config.cpus)
     # OpenMP reads these when torch loads it, so they come first.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
-    # Between steps the cores belong to the other processes. torch's many small products are faster with threads that wait actively.
+    # Between steps the cores belong to the other processes; torch's many small products want threads that wait actively.
     if config.engine.linear_backend != "torch":
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     worker = Worker(config)
