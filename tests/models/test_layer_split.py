@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 
@@ -95,6 +96,20 @@ def test_too_little_memory_is_refused(most: list[int]) -> None:
     with pytest.raises(ConfigError, match="the model has 30") as caught:
         balanced(operation_count(spec()), 30, 2, most=most)
     assert caught.value.option == "stage_memory"
+
+
+def test_memory_for_less_than_a_layer_is_refused_with_what_is_needed() -> None:
+    model = spec()
+    for stage in range(3):
+        memory = [2**40] * 3
+        memory[stage] = 1024
+        with pytest.raises(
+            ConfigError, match=rf"--stage-memory [\d,]+: stage {stage} holds one layer at least"
+        ) as caught:
+            layers_that_fit(model, memory, 4)
+        (needed,) = re.findall(r"take (\d+)M", str(caught.value))
+        memory[stage] = int(needed) * 2**20
+        assert layers_that_fit(model, memory, 4)[stage] == 1
 
 
 def test_a_head_larger_than_all_layers_leaves_the_last_stage_one_layer() -> None:

@@ -7,6 +7,7 @@ from fastapi.routing import APIRoute
 
 from paceline.config import ServerConfig
 from paceline.server.access import ADMIN, OWNER, PUBLIC, USER
+from paceline.server.state import Phase
 from tests.server.fakes import Site
 
 OPEN_PATHS = {"/health", "/health/ready", "/health/live", "/ping", "/version", "/metrics"}
@@ -100,6 +101,14 @@ async def test_host_headers(host: str, allowed: tuple[str, ...], header: str, st
     site = Site(config=ServerConfig(host=host, allowed_hosts=allowed))
     reply = await site.client.get("/health", headers={"host": header})
     assert reply.status_code == status
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/ready", "/health/live", "/ping"])
+async def test_health_can_be_asked_without_a_body(path: str) -> None:
+    site = Site(config=ServerConfig(api_key=("key",)))
+    assert (await site.client.head(path)).status_code == 200
+    site.state.phase = Phase.DRAINING
+    assert (await site.client.head(path)).status_code == (200 if path.endswith("live") else 503)
 
 
 async def test_no_other_origin_is_let_in() -> None:

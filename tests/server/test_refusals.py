@@ -203,10 +203,38 @@ async def test_unknown_fields_are_ignored_and_logged_once(caplog: pytest.LogCapt
         for _ in range(3):
             assert (await site.complete(**{"frobnicate\n": 1, "user": "me"})).status_code == 200
     assert [record.getMessage() for record in caplog.records].count(
-        "request field 'frobnicate\\n' is unknown and ignored (said once)"
+        "unknown request fields are ignored: 'frobnicate\\n' (each is said once)"
     ) == 1
     assert "user" not in caplog.text
     assert site.metric("paceline:unknown_request_fields_total") == 3
+
+
+async def test_a_request_with_thousands_of_unknown_fields_is_one_bounded_line(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site()
+    with caplog.at_level(logging.WARNING):
+        assert (await site.complete(**{f"{n:04}" + "x" * 1000: n for n in range(3000)})).status_code == 200
+    (line,) = caplog.messages
+    assert "'0000xxx" in line
+    assert "and 2990 more" in line
+    assert len(line) < 1000
+    assert site.metric("paceline:unknown_request_fields_total") == 3000
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            await site.complete(**{f"{n:04}" + "x" * 1000: n for n in range(3000)})
+    assert len(caplog.messages) == 10
+
+
+async def test_texts_that_no_prompt_can_have_are_not_tokenized() -> None:
+    site = Site()
+    length = site.state.require_ready().info.max_model_len
+    for body, param in (
+        ({"prompt": "x" * (length + 1)}, "prompt"),
+        ({"messages": [{"role": "user", "content": "x" * length}]}, "messages"),
+    ):
+        reply = await site.client.post("/tokenize", json=body)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert (await site.client.post("/tokenize", json={"prompt": "x" * length})).json()["count"] == length
 
 
 @pytest.mark.parametrize("phase", [Phase.LOADING, Phase.DRAINING, Phase.ENGINE_DEAD])

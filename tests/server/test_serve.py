@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from types import SimpleNamespace
 
@@ -22,6 +23,12 @@ def test_a_port_in_use_is_one_clear_line() -> None:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"--port {port}: cannot listen on 127\.0\.0\.1:{port}"):
             listen(ServerConfig(port=port))
+
+
+@pytest.mark.parametrize("host", ["nope.invalid", "a..b", "x" * 300, "203.0.113.1", "2001:db8::1"])
+def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--host {re.escape(host)}: is no address of this machine"):
+        listen(ServerConfig(host=host))
 
 
 def test_any_free_port_on_this_machine_only() -> None:

@@ -50,6 +50,19 @@ def test_prompts_are_what_transformers_makes_of_them(template: str, with_tools: 
     assert made == expected[0]
 
 
+@pytest.mark.parametrize("name", ["self", "messages", "tools", "documents", "add_generation_prompt"])
+def test_variables_cannot_take_the_place_of_the_conversation(name: str) -> None:
+    with pytest.raises(RequestError, match=f"chat_template_kwargs may not hold {name}:") as caught:
+        ChatTemplate({"default": "{{ messages }}"}).render(USER, variables={"custom": 1, name: 1})
+    assert (caught.value.status, caught.value.param) == (400, f"chat_template_kwargs.{name}")
+
+
+@pytest.mark.parametrize("name", ["cls", "args", "kwargs", "environment", "context", "class", "loop", "range"])
+def test_variables_may_have_any_other_name(name: str) -> None:
+    rendered = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
+    assert rendered.render(USER, variables={name: 1}) == "Hi"
+
+
 @pytest.fixture(scope="module")
 def impatient() -> ChatTemplate:
     return ChatTemplate({"default": "fine"}, time_limit=1.0)
@@ -154,11 +167,6 @@ def test_any_text_survives_the_way_to_the_worker(impatient: ChatTemplate) -> Non
     assert impatient.render([{"role": "user", "content": text}], override="{{ messages[0].content }}") == text
     long = "é" * 3_000_000
     assert impatient.render([{"role": "user", "content": long}], override="{{ messages[0].content }}") == long
-
-
-def test_clients_cannot_replace_the_conversation(impatient: ChatTemplate) -> None:
-    made = impatient.render(USER, override="{{ messages[0].content }}{{ x }}", variables={"messages": [], "x": 1})
-    assert made == "Hi1"
 
 
 def test_the_time_is_this_machines() -> None:

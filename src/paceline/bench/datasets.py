@@ -16,6 +16,7 @@ from paceline.errors import ConfigError
 
 # As vllm's ShareGPT reader does: what is nearly empty or very long is left out.
 _SHORTEST, _LONGEST_PROMPT, _LONGEST = 4, 1024, 2048
+_CHARACTERS_PER_TOKEN = 16  # more than any text has on average
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ async def sharegpt_samples(
     for question, answer in order:
         if len(samples) == count:
             break
+        if max(len(question), len(answer)) > _LONGEST * _CHARACTERS_PER_TOKEN:
+            continue  # the server may refuse to count the tokens of a text that is longer than any prompt
         prompt = len(await vocabulary.encode(question))
         output = output_len or len(await vocabulary.encode(answer))
         if (

@@ -66,7 +66,7 @@ def _add_flag(group: argparse._ArgumentGroup, row: Option) -> None:
 
 def default_text(row: Option) -> str:
     """How help and docs show the default; nothing where the help says what None means."""
-    if row.default is None or row.default == ():
+    if row.default in (None, (), ""):
         return ""
     value = ("yes" if row.default else "no") if row.kind is bool else row.default
     return f"(default: {value})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from paceline.errors import ConfigError
@@ -75,8 +76,8 @@ def balanced(
     speed = [1.0] * num_stages if weights is None else list(weights)
     room = [num_layers] * num_stages if most is None else list(most)
     if min(room) < 1 or sum(min(stage, num_layers) for stage in room) < num_layers:
-        fix = "Give more memory or more stages"
-        raise ConfigError("stage_memory", room, f"are the layers that fit, and the model has {num_layers}", fix)
+        problem = f"{', '.join(map(str, room))} layers fit into the stages, and the model has {num_layers}"
+        raise ConfigError("stage_memory", "", problem, "Give more memory or more stages.")
     layer = cost.layer.time(work)
     bare = [cost.stage_cost(0, is_last=stage == num_stages - 1).time(work) for stage in range(num_stages)]
     counts = [1] * num_stages
@@ -97,6 +98,9 @@ def layers_that_fit(spec: ModelSpec, memory: Sequence[int], bytes_per_weight: fl
 
     Args:
         memory: bytes of each stage, first to last.
+
+    Raises:
+        ConfigError: a stage has no room for a single layer.
     """
     per_layer = _elements(layer_tensors(spec, 0)) * bytes_per_weight
     fitting = []
@@ -104,7 +108,11 @@ def layers_that_fit(spec: ModelSpec, memory: Sequence[int], bytes_per_weight: fl
         first = 0 if stage == 0 else 1
         last = spec.num_layers if stage == len(memory) - 1 else spec.num_layers - 1
         ends = _elements(stage_tensors(spec, first, last)) * bytes_per_weight - per_layer * (last - first)
-        fitting.append(max(0, int((available - ends) // per_layer)))
+        fitting.append(int((available - ends) // per_layer))
+        if fitting[-1] < 1:
+            needed = math.ceil((ends + per_layer) / 2**20)
+            problem = f"stage {stage} holds one layer at least, and its weights take {needed}M"
+            raise ConfigError("stage_memory", ",".join(map(str, memory)), problem, "Give that much or more.")
     return fitting
 
 

@@ -67,6 +67,8 @@ IGNORED = frozenset(
 )
 
 _MOST_NAMES_LOGGED = 100
+_NAMES_PER_LINE = 10
+_NAME_LENGTH = 64
 
 
 def refuse_unsupported(body: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
@@ -92,16 +94,22 @@ def _same(value: Any, neutral: Any) -> bool:
 
 
 class UnknownFields:
-    """Notes fields that nobody knows: ignored, logged once per name, counted."""
+    """Notes fields that nobody knows: ignored, counted, and logged: once per name, a line per request at most."""
 
-    def __init__(self, count: Callable[[], None]) -> None:
+    def __init__(self, count: Callable[[int], None]) -> None:
         self._count = count
         self._seen: set[str] = set()
 
     def note(self, body: Mapping[str, Any], known: frozenset[str]) -> None:
         """Note every key of `body` that is not in `known`."""
-        for name in body.keys() - known:
-            self._count()
-            if name not in self._seen and len(self._seen) < _MOST_NAMES_LOGGED:
-                self._seen.add(name)
-                logger.warning("request field %s is unknown and ignored (said once)", ascii(name[:64]))
+        unknown = body.keys() - known
+        if not unknown:
+            return
+        self._count(len(unknown))
+        new = sorted({name[:_NAME_LENGTH] for name in unknown} - self._seen)
+        if new and len(self._seen) < _MOST_NAMES_LOGGED:
+            told = new[:_NAMES_PER_LINE]
+            self._seen.update(told)
+            more = f" and {len(new) - len(told)} more" if len(new) > len(told) else ""
+            names = ", ".join(map(ascii, told))
+            logger.warning("unknown request fields are ignored: %s%s (each is said once)", names, more)

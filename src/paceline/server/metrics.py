@@ -109,9 +109,9 @@ class Metrics:
         """A request went away before its end: client gone, refused by the engine, or failed."""
         self._cut.inc()
 
-    def on_unknown_field(self) -> None:
-        """A request had a field that nobody knows."""
-        self._unknown.inc()
+    def on_unknown_fields(self, number: int) -> None:
+        """A request had so many fields that nobody knows."""
+        self._unknown.inc(number)
 
     def on_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         """An HTTP answer is complete. `handler` is a route's path, never what a client wrote."""

@@ -69,21 +69,26 @@ async def encode(text: str, served: Served, add_special_tokens: bool, param: str
     """Token ids of `text`, at least one and fewer than the model's length.
 
     Raises:
-        RequestError: empty or too long; a hopelessly long text is refused without tokenizing it.
+        RequestError: empty or too long.
     """
-    limit = served.info.max_model_len
-    if len(text) > limit * served.longest_token:
-        raise too_long(f"of {len(text)} characters has more tokens than fit", limit, param)
-    ids = await tokens_of(text, served, add_special_tokens)
+    ids = await tokens_of(text, served, add_special_tokens, param)
     if not ids:
         raise RequestError("The prompt is empty.", param=param)
+    limit = served.info.max_model_len
     if len(ids) >= limit:
         raise too_long(f"has {len(ids)} tokens", limit, param)
     return ids
 
 
-async def tokens_of(text: str, served: Served, add_special_tokens: bool) -> list[int]:
-    """Token ids of any text."""
+async def tokens_of(text: str, served: Served, add_special_tokens: bool, param: str) -> list[int]:
+    """Token ids of a text, which may be none or more than the model takes.
+
+    Raises:
+        RequestError: the text is so long that it has more than that for certain; it is not tokenized.
+    """
+    limit = served.info.max_model_len
+    if len(text) > limit * served.longest_token:
+        raise too_long(f"of {len(text)} characters has more tokens than fit", limit, param)
     if len(text) <= SHORT_TEXT:
         return served.tokenizer.encode(text, add_special_tokens)
     return await asyncio.to_thread(served.tokenizer.encode, text, add_special_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -41,7 +42,7 @@ def listen(config: ServerConfig) -> socket.socket:
     """The listening socket.
 
     Raises:
-        ConfigError: the address is taken or not ours.
+        ConfigError: the address is taken, not ours, or none.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
@@ -49,8 +50,11 @@ def listen(config: ServerConfig) -> socket.socket:
     try:
         server.bind((config.host, config.port))
         server.listen(2048)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: of a name that no host can have
         server.close()
+        if isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL:
+            problem = "is no address of this machine, and no name for one"
+            raise ConfigError("host", config.host, problem, "Give such as 127.0.0.1 or 0.0.0.0.") from error
         where = f"{config.host}:{config.port}"
         raise ConfigError(
             "port", config.port, f"cannot listen on {where} ({error.strerror})", "Choose another."

@@ -20,6 +20,8 @@ from paceline.server.prompts import chat_text, check_token_ids, tokens_of
 from paceline.server.protocol import DetokenizeRequest, TokenizeRequest, parse
 from paceline.server.state import Served, ServerState
 
+PROBES = ["GET", "HEAD"]  # some load balancers ask by HEAD
+
 
 def json_response(value: Any) -> Response:
     """A JSON answer."""
@@ -29,16 +31,16 @@ def json_response(value: Any) -> Response:
 def add_health_routes(app: FastAPI, state: ServerState) -> None:
     """Add what is open to load balancers: no key needed, nothing secret told."""
 
-    @app.get("/health")
-    @app.get("/health/ready")
-    @app.get("/ping")
+    @app.api_route("/health", methods=PROBES)
+    @app.api_route("/health/ready", methods=PROBES)
+    @app.api_route("/ping", methods=PROBES)
     @public
     async def ready() -> Response:
         """200 when requests are served, else 503 with the reason."""
         state.require_ready()
         return json_response({"status": "ok"})
 
-    @app.get("/health/live")
+    @app.api_route("/health/live", methods=PROBES)
     @public
     async def live() -> Response:
         """200 as long as the event loop answers."""
@@ -109,9 +111,9 @@ async def _tokenize(body: TokenizeRequest, served: Served) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages.", param="prompt")
     if body.prompt is not None:
-        ids = await tokens_of(body.prompt, served, body.add_special_tokens is not False)
+        ids = await tokens_of(body.prompt, served, body.add_special_tokens is not False, "prompt")
     else:
-        ids = await tokens_of(await chat_text(body, served), served, bool(body.add_special_tokens))
+        ids = await tokens_of(await chat_text(body, served), served, bool(body.add_special_tokens), "messages")
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": served.info.max_model_len, "tokens": ids}
     if body.return_token_strs:
         strings = [served.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]

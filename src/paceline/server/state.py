@@ -104,7 +104,7 @@ class ServerState:
     spans: Spans | None = None  # where requests are traced to
 
     def __post_init__(self) -> None:
-        self.unknown_fields = UnknownFields(self.metrics.on_unknown_field)
+        self.unknown_fields = UnknownFields(self.metrics.on_unknown_fields)
         self.active: dict[str, asyncio.Task[None]] = {}  # request id -> the task that answers it
         self.engine_ids: dict[str, str] = {}  # what the engine is working on, and whose it is
         self.monitor = Monitor()

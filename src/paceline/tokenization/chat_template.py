@@ -17,6 +17,9 @@ from paceline.errors import RequestError
 from paceline.tokenization import template_worker
 
 TIME_LIMIT_SECONDS = 5.0
+RESERVED = frozenset(
+    {"self", "messages", "tools", "documents", "add_generation_prompt"}
+)  # no names for variables of one's own
 START_LIMIT_SECONDS = 60.0  # for the worker program to come up, on however busy a machine
 
 
@@ -41,6 +44,12 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt; see :meth:`paceline.tokenization.tokenizer.Tokenizer.apply_chat_template`."""
+        if taken := sorted(RESERVED.intersection(variables or ())):
+            raise RequestError(
+                f"chat_template_kwargs may not hold {', '.join(taken)}: "
+                "templates get their conversation and its settings by other ways.",
+                param=f"chat_template_kwargs.{taken[0]}",
+            )
         template = override if override is not None else self._choose(with_tools=bool(tools))
         return self._worker.render(
             template,

@@ -87,7 +87,7 @@ def render(source: str, variables: dict[str, Any]) -> str:
     """
     pieces: list[str] = []
     size = 0
-    for piece in _compiled(source).generate(**variables):
+    for piece in _compiled(source).generate(variables):
         size += len(piece)
         if size > MAX_OUTPUT_CHARACTERS:
             raise jinja2.TemplateError(f"the prompt is longer than {MAX_OUTPUT_CHARACTERS} characters")
