@@ -228,3 +228,11 @@ async def test_what_cannot_be_measured_is_said_before_anything_is_sent() -> None
         await measure(server)
     assert server.bodies == []
     assert (await measure(server, model="big"))["model_id"] == "big"
+
+
+async def test_a_cache_that_was_never_looked_at_is_not_called_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.bench.served.KV_PEAK_INTERVAL", 3600.0)
+    gauge = "# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc 0.5\n"
+    result = await measure(OpenAIServer(good, metrics=lambda: gauge))
+    assert result["pipeline"]["kv_peak"] is None
+    assert "KV cache" not in serve_text(result, ["ttft"], [99])

@@ -70,13 +70,18 @@ def test_results_are_saved_as_one_likes(running: Running, tmp_path: Path, capsys
 def test_a_tokenizer_of_ones_own(running: Running, smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--tokenizer", str(smollm2_gguf), "--num-warmups", "0", "--backend", "openai", "--no-ignore-eos"]
     assert bench(running, *flags) == 1  # its ids are beyond the tiny model's vocabulary
-    assert "out_of_range" in capsys.readouterr().out
+    assert "out_of_range" in capsys.readouterr().err
 
 
 def test_failures_give_code_1(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
     running.site.engine.fail_after = 2
     assert bench(running, "--num-warmups", "0") == 1
-    assert "0 / 5" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("paceline: all 5 requests failed: ")
+    assert told.err.count("\n") == 1
+    assert bench(running, "--num-warmups", "0", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["failed"] == 5
 
 
 def test_a_missing_key_is_explained(running: Running, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,6 +101,7 @@ def test_a_server_is_asked_with_the_key(server: Running, capsys: pytest.CaptureF
         (["--batch", "0", "--url", "http://127.0.0.1:9"], "no Paceline server at http://127.0.0.1:9"),
         (["--batch", "0", "--trace", "/none"], "/none: No such file"),
         (["--batch", "0", "--trace", __file__], "is no trace file"),
+        (["--batch", "0", "--trace", "/dev/null"], "/dev/null holds no record"),
     ],
 )
 def test_what_goes_wrong_is_said_in_one_line(

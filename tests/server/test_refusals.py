@@ -10,6 +10,7 @@ import pytest
 
 from paceline.config import EngineConfig, ServerConfig
 from paceline.server.fields import CHAT_FIELDS, COMPLETION_FIELDS
+from paceline.server.prompts import ALWAYS_COUNTED
 from paceline.server.protocol import ChatRequest, CompletionRequest
 from paceline.server.sampling import SamplingDefaults
 from paceline.server.state import Phase
@@ -226,7 +227,7 @@ async def test_a_request_with_thousands_of_unknown_fields_is_one_bounded_line(ca
 
 async def test_texts_that_no_prompt_can_have_are_not_tokenized() -> None:
     site = Site()
-    length = site.state.require_ready().info.max_model_len
+    length = max(ALWAYS_COUNTED, site.state.require_ready().info.max_model_len)
     for body, param in (
         ({"prompt": "x" * (length + 1)}, "prompt"),
         ({"messages": [{"role": "user", "content": "x" * length}]}, "messages"),

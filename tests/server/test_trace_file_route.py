@@ -86,6 +86,8 @@ def test_what_goes_wrong_leaves_nothing_behind(
     (tmp_path / "odd").write_text("[1]\n")
     assert main(["trace", "--trace", str(tmp_path / "odd"), "-o", str(target)]) == 1
     assert "no trace file" in capsys.readouterr().err
+    assert main(["trace", "--trace", "/dev/null", "-o", str(target)]) == 1
+    assert "/dev/null holds no record" in capsys.readouterr().err
     assert main(["trace", "--url", running.url, "--api-key", "boss", "-o", str(tmp_path / "no" / "x.json")]) == 2
     assert "--output" in capsys.readouterr().err
     assert main(["trace", "--seconds", "0", "-o", str(target)]) == 2

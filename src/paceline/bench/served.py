@@ -191,13 +191,14 @@ async def _kv_peak(
     session: aiohttp.ClientSession, base_url: str, before: Counters
 ) -> AsyncIterator[Callable[[], float | None]]:
     """Watches how full the KV cache gets, on a server that tells."""
-    name, most = "vllm:kv_cache_usage_perc", 0.0
+    name = "vllm:kv_cache_usage_perc"
+    most: float | None = None  # until it was looked at once, which a short run may not live to see
 
     async def watch() -> None:
         nonlocal most
         while True:
             await asyncio.sleep(KV_PEAK_INTERVAL)
-            most = max(most, await read_gauge(session, base_url, name))
+            most = max(most or 0.0, await read_gauge(session, base_url, name))
 
     if name not in before.values:
         yield lambda: None

@@ -8,11 +8,12 @@ import json
 import math
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.values import count, json_object, limits, listed, number, pairs, writable
-from paceline.errors import ConfigError
+from paceline.errors import BenchError, ConfigError
 
 if TYPE_CHECKING:
     from paceline.bench.arrivals import RampUp
@@ -31,6 +32,7 @@ TTFT: from sending a request to its first streamed output. ITL: between two stre
 output to the last ÷ (tokens - 1). Where one output carries several tokens, ITL is not TPOT. Running the same --seed
 twice on one server finds the prompts in its prefix cache; a warning says so.
 """
+MAX_REASONS = 3  # told where all requests failed
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 
 
@@ -134,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: a flag cannot be used as given.
-        PacelineError: the server cannot be measured.
+        PacelineError: the server cannot be measured, or answered nothing.
     """
     load = _load(args)
     shown = listed("percentile_metrics", args.percentile_metrics, LATENCIES)
@@ -150,8 +152,17 @@ def run(args: argparse.Namespace) -> int:
     if saved is not None:
         with saved.open("a" if args.append_result else "w", encoding="utf-8") as file:
             file.write(json.dumps(result, allow_nan=False) + "\n")
+    if not result["completed"] and not args.json:
+        raise BenchError(f"all {result['failed']} requests failed: {_reasons(result['errors'])}")
     print(text if args.json else serve_text(result, shown, load.percentiles))
     return 1 if result["failed"] else 0
+
+
+def _reasons(errors: list[str]) -> str:
+    """The first few, most frequent first."""
+    found = [error for error, _ in Counter(errors).most_common()]
+    more = f"; and {len(found) - MAX_REASONS} other reasons" if len(found) > MAX_REASONS else ""
+    return "; ".join(found[:MAX_REASONS]) + more
 
 
 def _load(args: argparse.Namespace) -> ServedLoad:

@@ -19,9 +19,8 @@ import msgspec
 from paceline.cli.talk import DEFAULT_URL, ServerError
 from paceline.cli.values import count
 from paceline.errors import ConfigError, PacelineError
-from paceline.trace import History
 from paceline.trace.answers import answer_batch, answer_request
-from paceline.trace.file import TraceFileError, read_lines
+from paceline.trace.file import read_history
 
 
 class NotOnRecord(PacelineError):
@@ -67,11 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _from_file(args: argparse.Namespace) -> dict[str, Any]:
-    history = History(max_bytes=sys.maxsize)
-    try:
-        history.feed(read_lines(args.trace))
-    except msgspec.MsgspecError as error:
-        raise TraceFileError(f"{args.trace} is no trace file of this version: {error}") from error
+    history = read_history(args.trace)
     if args.batch is not None:
         answer: Any = answer_batch(history, args.batch, lambda owner: True)
     else:

@@ -18,8 +18,7 @@ import msgspec
 from paceline.cli.talk import DEFAULT_URL, ServerError
 from paceline.cli.values import number
 from paceline.errors import ConfigError
-from paceline.trace import History
-from paceline.trace.file import TraceFileError, read_lines
+from paceline.trace.file import read_history
 from paceline.trace.perfetto import MAX_SECONDS, trace_json
 
 
@@ -54,12 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _from_file(path: Path, seconds: float) -> Iterator[bytes]:
-    history = History(max_bytes=sys.maxsize)
-    try:
-        history.feed(read_lines(path))
-    except msgspec.MsgspecError as error:
-        raise TraceFileError(f"{path} is no trace file of this version: {error}") from error
-    return trace_json(history, seconds)
+    return trace_json(read_history(path), seconds)
 
 
 def _from_server(args: argparse.Namespace, seconds: float, stack: ExitStack) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from paceline.server.protocol import ChatRequest, CompletionRequest, TokenizeReq
 from paceline.server.state import Served
 
 MAX_PROMPTS = 1024  # in one request
+ALWAYS_COUNTED = 16 * 1024  # characters: milliseconds, and of use to whoever asks how long a text is
 SHORT_TEXT = 1024  # characters that are tokenized at once: less time than changing threads twice
 
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
@@ -87,7 +88,7 @@ async def tokens_of(text: str, served: Served, add_special_tokens: bool, param: 
         RequestError: the text is so long that it has more than that for certain; it is not tokenized.
     """
     limit = served.info.max_model_len
-    if len(text) > limit * served.longest_token:
+    if len(text) > max(limit * served.longest_token, ALWAYS_COUNTED):
         raise too_long(f"of {len(text)} characters has more tokens than fit", limit, param)
     if len(text) <= SHORT_TEXT:
         return served.tokenizer.encode(text, add_special_tokens)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from paceline.errors import ConfigError, PacelineError
+from paceline.trace.history import History
 
 logger = logging.getLogger(__name__)
 
@@ -96,3 +100,19 @@ def read_lines(path: Path) -> Iterator[bytes]:
                     yield from (line for line in file if line.endswith(b"\n"))
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror}") from error
+
+
+def read_history(path: Path) -> History:
+    """All that a trace file and its older part tell.
+
+    Raises:
+        TraceFileError: it cannot be read, is of another kind or version, or is empty.
+    """
+    history = History(max_bytes=sys.maxsize)
+    try:
+        history.feed(read_lines(path))
+    except msgspec.MsgspecError as error:
+        raise TraceFileError(f"{path} is no trace file of this version: {error}") from error
+    if history.num_events == 0:
+        raise TraceFileError(f"{path} holds no record; give the file that --trace-file names")
+    return history
