@@ -1,8 +1,9 @@
 """What pacing does, on the simulator and on a real model: makes the tables and pictures of docs/pacing.md.
 
-python benchmarks/pacing.py [--part virtual|real|all] [--seeds 5] [--repeats 3] [--out docs]
+python benchmarks/pacing.py [--part virtual|real|all] [--seeds 5] [--repeats 3] [--out docs] [--runs FOLDER]
 
-The virtual part takes about three minutes on two cores; the real one about two hours, on a machine that does nothing else.
+The virtual part takes about three minutes on two cores; the real one about an hour, on a machine that does
+nothing else. A real run that is in --runs already is not made again: remove the folder to begin anew.
 Tables replace what stands between the markers `<!-- NAME -->` and `<!-- /NAME -->` of the page.
 """
 
@@ -53,11 +54,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
+    parser.add_argument("--runs", type=Path, default=ROOT / "build" / "pacing-runs", help="where real runs are kept")
     args = parser.parse_args()
     if args.part in ("virtual", "all"):
         virtual(args.out, args.seeds)
     if args.part in ("real", "all"):
-        text = pacing_real.measure(args.out / "images" / "pacing-real.svg", args.repeats)
+        text = pacing_real.measure(args.out / "images" / "pacing-real.svg", args.repeats, args.runs)
         print(text)
         put(args.out / "pacing.md", "real", text)
 

@@ -1,6 +1,7 @@
 """The real part of `benchmarks/pacing.py`: SmolLM2 behind HTTP on two stages, the policies one after another in every repeat.
 
-Needs a machine that does nothing else. Every run starts a server of its own, so that none finds prompts in the cache.
+Needs a machine that does nothing else. Every run starts a server of its own, so that none finds prompts in the cache. What a
+run gave is kept in a file, and a run whose file is there is not made again.
 """
 
 from __future__ import annotations
@@ -31,38 +32,60 @@ from paceline.simulate.run import SimulationOptions, simulate
 from paceline.trace.history import History
 
 STAGES = 2
-BURST, REQUESTS = 64, 300
+MANY = 2 * (STAGES + 1)  # running requests: two for each batch that can be in flight
+BURST, REQUESTS = 64, 336  # of the second number, those after the first tenth count: 300 and more
 PARTS = (0.6, 0.8, 0.95)  # of the capacity
-SWEEP = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)  # for the highest rate that keeps the time per output token
-UNLOADED_PART, MOST_SLOWDOWN = 0.05, 4.0
-PICTURE_SECONDS = 3.0
+GRID = [0.05 * i for i in range(4, 25)]  # parts of the capacity among which the highest good rate is sought
+MOST_SLOWDOWN = 4.0  # of the 99th percentile of the time per output token, against one request at a time
+UNLOADED_REQUESTS = 300
+PICTURE_BEGIN, PICTURE_SECONDS = 4.0, 3.0
 PACELINE = [sys.executable, "-m", "paceline.cli.main"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One load on one server: the figures of `paceline bench serve`, and the record of the pipeline."""
+    """One load on one server.
+
+    Attributes:
+        figures: of `paceline bench serve`, with times and lengths of every request.
+        busy: mean busy fraction of the stages while at least `MANY` requests are running.
+        steady_end: until when they are, in seconds since the first batch.
+        spans: what the picture shows.
+    """
 
     figures: dict[str, Any]
-    history: History
+    busy: float
+    steady_end: float
+    spans: list[Span]
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """Seconds between which a run is steady: while requests arrive, without the first tenth; of a burst, while many run."""
+        last = max(self.figures["start_times"])
+        return (0.1 * last, last) if last > 1.0 else (0.0, self.steady_end)
 
     @property
     def output_rate(self) -> float:
-        """Output tokens per second; under arrivals only while they arrive, without the first tenth."""
-        begin, end = window(self.figures)
-        moments = output_moments(self.figures)
-        return sum(begin <= moment < end for moment in moments) / (end - begin)
+        """Output tokens per second in the window."""
+        begin, end = self.window
+        return sum(begin <= moment < end for moment in output_moments(self.figures)) / (end - begin)
+
+    def _of_window(self, values: Sequence[float]) -> list[float]:
+        begin, end = self.window
+        starts = self.figures["start_times"]
+        return [value for start, value in zip(starts, values, strict=True) if begin <= start <= end]
 
     @property
     def tpot(self) -> tuple[float, float]:
-        """Median and 99th percentile, in milliseconds."""
-        return self.figures["median_tpot_ms"], self.figures["p99_tpot_ms"]
+        """Median and 99th percentile over the requests sent in the window, in milliseconds."""
+        each = [1e3 * mean(gaps) if gaps else 0.0 for gaps in self.figures["itls"]]
+        values = [value for value in self._of_window(each) if value > 0.0]
+        return median(values), float(np.percentile(values, 99))
 
-
-def window(figures: dict[str, Any]) -> tuple[float, float]:
-    """Seconds between which throughput is counted."""
-    last = max(figures["start_times"])
-    return (0.1 * last, last) if last > 1.0 else (0.0, figures["duration"])
+    @property
+    def ttft(self) -> float:
+        """Median, in milliseconds."""
+        return 1e3 * median(self._of_window(self.figures["ttfts"]))
 
 
 def output_moments(figures: dict[str, Any]) -> Iterator[float]:
@@ -88,46 +111,100 @@ def server(options: Sequence[str], confined: bool) -> Iterator[str]:
         process.communicate(timeout=60)
 
 
-def run(policy: str, *, rate: float | None, seed: int, stages: int = STAGES) -> Run:
-    """Start a server, send the load, and end it.
+class Bench:
+    """Makes runs, or finds them in its folder."""
 
-    Args:
-        rate: requests per second; None: `BURST` requests at once.
-        stages: 1 confines the whole server to one core.
-    """
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def burst(self, policy: str, seed: int, stages: int = STAGES) -> Run:
+        """`BURST` requests at once; one stage means that the whole server is confined to one core."""
+        name = f"burst-{stages}-{policy}-{seed}"
+        return self._run(name, policy, ["--num-prompts", str(BURST)], seed, stages)
+
+    def arrivals(self, policy: str, rate: float, part: float, seed: int) -> Run:
+        """Poisson arrivals of `REQUESTS` requests; `part` of the capacity is `rate` requests per second."""
+        load = ["--num-prompts", str(REQUESTS), "--request-rate", f"{part * rate:.4f}"]
+        return self._run(f"arrivals-{part:.2f}-{policy}-{seed}", policy, load, seed)
+
+    def unloaded(self, policy: str) -> Run:
+        """One request at a time."""
+        load = ["--num-prompts", str(UNLOADED_REQUESTS), "--max-concurrency", "1"]
+        return self._run(f"unloaded-{policy}", policy, load, seed=0)
+
+    def profile(self) -> CostProfile:
+        """A fresh profile of this machine, in a file of its own: the servers here start without one, as most do."""
+        path = self._folder / "profile.json"
+        if not path.exists():
+            command = [*PACELINE, "profile", "--pipeline-parallel-size", str(STAGES), "--quiet", "--output", str(path)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return read_profile(path)
+
+    def _run(self, name: str, policy: str, load: Sequence[str], seed: int, stages: int = STAGES) -> Run:
+        path = self._folder / f"{name}.json"
+        if not path.exists():
+            path.write_text(json.dumps(_measured(policy, load, seed, stages)))
+        kept = json.loads(path.read_text())
+        run = Run(kept["figures"], kept["busy"], kept["steady_end"], [Span(*span) for span in kept["spans"]])
+        p50, p99 = run.tpot
+        print(
+            f"{name}: {run.output_rate:.1f} tokens/s, {p50:.1f} and {p99:.1f} ms, busy {run.busy:.2f}", file=sys.stderr
+        )
+        return run
+
+
+def _measured(policy: str, load: Sequence[str], seed: int, stages: int) -> dict[str, Any]:
+    """Start a server, send the load, end the server: figures, and what the record of the pipeline adds."""
     with tempfile.TemporaryDirectory() as folder:
         result, record = Path(folder, "result.json"), Path(folder, "record")
         options = ["--pipeline-parallel-size", str(stages), "--pacing", policy, "--trace-file", str(record)]
         with server([*options, "--trace-file-bytes", "1G"], confined=stages == 1) as url:
             command = [*PACELINE, "bench", "serve", "--base-url", url, "--dataset-name", "lognormal", "--save-detailed"]
-            command += ["--num-prompts", str(BURST if rate is None else REQUESTS), "--seed", str(seed), "--quiet"]
-            command += ["--request-rate", "inf" if rate is None else f"{rate:.4f}", "--output-json", str(result)]
+            command += [*load, "--num-warmups", "0", "--seed", str(seed), "--quiet", "--output-json", str(result)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         history = History(max_bytes=sys.maxsize)
         history.feed(record.read_bytes())
-        return Run(json.loads(result.read_text()), history)
+        figures = json.loads(result.read_text())
+    wanted = (
+        "start_times",
+        "ttfts",
+        "itls",
+        "input_lens",
+        "output_lens",
+        "duration",
+        "completed",
+        "total_output_tokens",
+    )
+    if figures["failed"]:
+        raise SystemExit(f"{figures['failed']} requests failed under {policy}")
+    first = next(iter(history.batches.values())).at
+    busy, end = busy_while_many_run(history)
+    return {
+        "figures": {name: figures[name] for name in wanted},
+        "busy": busy,
+        "steady_end": end - first,
+        "spans": [
+            Span(passage.stage, passage.started - first, passage.finished - first, batch.kind)
+            for batch in history.batches.values()
+            for passage in batch.passages
+            if PICTURE_BEGIN - 1.0 < passage.started - first < PICTURE_BEGIN + PICTURE_SECONDS + 1.0
+        ],
+    }
 
 
-def busy_while_many_run(history: History) -> float:
-    """Mean busy fraction of the stages while at least 2 x depth requests are running."""
-    enough = [batch for batch in history.batches.values() if batch.made().running >= 2 * history.facts.depth]
+def busy_while_many_run(history: History) -> tuple[float, float]:
+    """Mean busy fraction of the stages while `MANY` requests are running, and the moment until which they are."""
+    enough = [batch for batch in history.batches.values() if batch.made().running >= MANY]
+    if len(enough) < 2:
+        return 0.0, 0.0
     begin, end = enough[0].at, enough[-1].at
     busy = sum(
         max(0.0, min(passage.finished, end) - max(passage.started, begin))
         for batch in history.batches.values()
         for passage in batch.passages
     )
-    return busy / (history.facts.stages * (end - begin))
-
-
-def spans_of(history: History) -> list[Span]:
-    """What the picture shows, in seconds since the first batch."""
-    first = next(iter(history.batches.values())).at
-    return [
-        Span(passage.stage, passage.started - first, passage.finished - first, batch.kind)
-        for batch in history.batches.values()
-        for passage in batch.passages
-    ]
+    return busy / (history.facts.stages * (end - begin)), end
 
 
 def predicted(profile: CostProfile, measured: Run, policy: str) -> tuple[float, float]:
@@ -138,58 +215,54 @@ def predicted(profile: CostProfile, measured: Run, policy: str) -> tuple[float, 
     options = SimulationOptions(pacing=policy, loop_back=True, max_num_batched_tokens=256)
     simulation = simulate(CostModel(tuple(profile.stages), profile.cost.link), requests, options)
     lines = timelines_of(simulation, requests)
-    begin, end = window(figures)
-    end = min(end, simulation.seconds)
+    begin, end = measured.window
     rate = sum(begin <= moment < end for line in lines for moment in line.outputs) / (end - begin)
-    return rate, 1e3 * median(line.tpot for line in lines if line.output_tokens > 1)
+    times = [line.tpot for line in lines if line.output_tokens > 1 and begin <= line.sent <= end]
+    return rate, 1e3 * median(times)
 
 
-def measured_profile() -> CostProfile:
-    """A fresh profile of this machine, in a file of its own: the servers here start without one, as most do."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "profile.json")
-        command = [*PACELINE, "profile", "--pipeline-parallel-size", str(STAGES), "--quiet", "--output", str(path)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return read_profile(path)
+def highest_rate(bench: Bench, policy: str, capacity: float) -> float:
+    """The highest part of the capacity at which the time per output token is kept, found by halving; 0 if there is none."""
+    most = MOST_SLOWDOWN * bench.unloaded(policy).tpot[1]
+    kept, lost = -1, len(GRID)
+    while lost - kept > 1:
+        middle = (kept + lost) // 2
+        if bench.arrivals(policy, capacity, GRID[middle], seed=0).tpot[1] <= most:
+            kept = middle
+        else:
+            lost = middle
+    return GRID[kept] if kept >= 0 else 0.0
 
 
-def measure(picture: Path, repeats: int) -> str:
+def measure(picture: Path, repeats: int, folder: Path) -> str:
     """Run everything; gives the tables as Markdown, and draws the picture."""
-    profile = measured_profile()
+    bench = Bench(folder)
+    profile = bench.profile()
     bursts: dict[str, list[Run]] = {policy: [] for policy in POLICIES}
     one_stage = []
     for seed in range(repeats):
         for policy in POLICIES:
-            bursts[policy].append(run(policy, rate=None, seed=seed))
-        one_stage.append(run("greedy", rate=None, seed=seed, stages=1))
-    write_timelines(picture, {p: spans_of(runs[0].history) for p, runs in bursts.items()}, 4.0, PICTURE_SECONDS)
-    capacity = mean(found.output_rate for found in bursts["paced"])
+            bursts[policy].append(bench.burst(policy, seed))
+        one_stage.append(bench.burst("greedy", seed, stages=1))
+    write_timelines(picture, {p: runs[0].spans for p, runs in bursts.items()}, PICTURE_BEGIN, PICTURE_SECONDS)
     tokens = mean(found.figures["total_output_tokens"] / found.figures["completed"] for found in bursts["paced"])
+    capacity = mean(found.output_rate for found in bursts["paced"]) / tokens
     arrivals: dict[tuple[float, str], list[Run]] = {}
     for seed in range(repeats):
         for part in PARTS:
             for policy in POLICIES:
-                found = run(policy, rate=part * capacity / tokens, seed=seed)
+                found = bench.arrivals(policy, capacity, part, seed)
                 arrivals.setdefault((part, policy), []).append(found)
-    limits = {policy: highest_rate(policy, capacity / tokens) for policy in ("greedy", "paced")}
+    limits = {policy: highest_rate(bench, policy, capacity) for policy in ("greedy", "paced")}
+    unloaded = {policy: bench.unloaded(policy).tpot[1] for policy in limits}
     lines = [_profile_line(profile), "", *_burst_table(bursts, one_stage), "", *_arrival_table(arrivals, profile), ""]
     ratio = limits["paced"] / limits["greedy"] if limits["greedy"] else float("inf")
     lines.append(
-        f"Highest rate at which the p99 time per output token stays under {MOST_SLOWDOWN:g} times its unloaded value: "
-        f"{limits['paced']:.2f} requests/s under paced, {limits['greedy']:.2f} under greedy ({ratio:.2f} times)."
+        f"Capacity is {capacity:.2f} requests per second. The p99 time per output token stays under {MOST_SLOWDOWN:g} times "
+        f"that of one request at a time ({unloaded['paced']:.1f} ms) up to {limits['paced']:.0%} of it under paced, and up to "
+        f"{limits['greedy']:.0%} under greedy: {ratio:.2f} times the rate."
     )
     return "\n".join(lines)
-
-
-def highest_rate(policy: str, capacity: float) -> float:
-    """The highest of the swept rates, in requests per second, up to which the time per output token is kept."""
-    unloaded = run(policy, rate=UNLOADED_PART * capacity, seed=0).tpot[1]
-    kept = 0.0
-    for part in SWEEP:
-        if run(policy, rate=part * capacity, seed=0).tpot[1] > MOST_SLOWDOWN * unloaded:
-            break
-        kept = part * capacity
-    return kept
 
 
 def _profile_line(profile: CostProfile) -> str:
@@ -210,7 +283,7 @@ def _burst_table(bursts: dict[str, list[Run]], one_stage: list[Run]) -> list[str
     ]
     for policy, runs in bursts.items():
         rates = [found.output_rate for found in runs]
-        busy = 100 * mean(busy_while_many_run(found.history) for found in runs)
+        busy = 100 * mean(found.busy for found in runs)
         lines.append(f"| {policy} | {_spread(rates)} | {mean(rates) / alone:.2f} | {busy:.0f} % |")
     return lines
 
@@ -229,7 +302,7 @@ def _arrival_table(arrivals: dict[tuple[float, str], list[Run]], profile: CostPr
             _spread([found.tpot[0] for found in runs]),
             f"{mean(tpot for _, tpot in guesses):.1f}",
             _spread([found.tpot[1] for found in runs]),
-            _spread([found.figures["median_ttft_ms"] for found in runs], 0),
+            _spread([found.ttft for found in runs], 0),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
