@@ -258,8 +258,8 @@ def measure(picture: Path, repeats: int, folder: Path) -> str:
     ratio = limits["paced"] / limits["greedy"] if limits["greedy"] else float("inf")
     lines.append(
         f"Capacity is {capacity:.2f} requests per second. The p99 time per output token stays under {MOST_SLOWDOWN:g} times "
-        f"that of one request at a time ({bench.unloaded().tpot[1]:.1f} ms) up to {limits['paced']:.0%} of it under paced, and up to "
-        f"{limits['greedy']:.0%} under greedy: {ratio:.2f} times the rate."
+        f"that of one request at a time ({bench.unloaded().tpot[1]:.1f} ms) up to {limits['paced']:.0%} of it under "
+        f"paced, and up to {limits['greedy']:.0%} under greedy: {ratio:.2f} times the rate."
     )
     return "\n".join(lines)
 
