@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.config import EngineConfig, ServerConfig, from_json, to_json
+from paceline.config import EngineConfig, ServerConfig
 from paceline.errors import ConfigError
 from paceline.option_table import options, parse_int
 
 
 def test_a_config_survives_the_way_to_a_child_process() -> None:
     config = EngineConfig(model="m.gguf", pipeline_parallel_size=2, layer_split="18,12", num_blocks=7)
-    assert from_json(to_json(config), EngineConfig) == config
+    assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
 
 
 @pytest.mark.parametrize(

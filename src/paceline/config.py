@@ -5,32 +5,16 @@ A field of :class:`EngineConfig` or :class:`ServerConfig` *is* the declaration: 
 and choices are checked whenever a config is made, wherever the values came from. ``paceline.cli.options``
 layers the sources (flag > environment > YAML > default); ``docs/options.md`` is made from the same table.
 
-Configs are frozen and travel to child processes as JSON (:func:`to_json`, :func:`from_json`).
+Configs are frozen and travel to child processes as JSON; whoever reads them checks them again.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import msgspec
 
 from paceline.errors import ConfigError
 from paceline.option_table import check_all, option, parse_int
-
-C = TypeVar("C")
-
-
-def to_json(config: Any) -> bytes:
-    """The whole config as one JSON object."""
-    return msgspec.json.encode(config)
-
-
-def from_json(data: bytes, cls: type[C]) -> C:
-    """The config that :func:`to_json` wrote, checked again."""
-    return msgspec.json.decode(data, type=cls, strict=True)
-
 
 MODEL, PIPELINE, SCHEDULER, CACHE = "Model", "Pipeline", "Scheduler", "KV cache"
 SERVER, API, LOGGING, TRACE = "Server", "API", "Logging", "Trace"

@@ -20,6 +20,7 @@ from paceline.server import monitor
 from paceline.server.monitor import MAX_WATCHERS, QUEUE_FRAMES, Monitor
 from paceline.trace import History, frames
 from paceline.trace.frames import FrameMaker
+from paceline.trace.use import latest_use
 from tests.engine.harness import make_scenario
 from tests.server.fakes import Site
 from tests.server.running import Running
@@ -199,7 +200,7 @@ def test_the_figures_are_those_of_the_last_seconds(seed: int, monkeypatch: pytes
         history.feed([line])
         maker = maker or FrameMaker(history)
         told = list(maker.frames())[-1]["tiles"]
-    exact = history.use(1e9)
+    exact = latest_use(history, 1e9)
     assert exact.tokens_out == sum(len(seen.tokens) for seen in run.seen.values())
     assert told["tokens_out_per_s"] * exact.seconds == pytest.approx(exact.tokens_out, abs=exact.seconds / 1000)
     assert told["tokens_in_per_s"] * exact.seconds == pytest.approx(exact.tokens_in, abs=exact.seconds / 1000)

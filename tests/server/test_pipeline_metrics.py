@@ -13,6 +13,7 @@ from paceline.server.metric_maker import MetricMaker
 from paceline.server.pipeline_metrics import WINDOW_SECONDS, PipelineMetrics
 from paceline.trace import History
 from paceline.trace.idle import CAUSES
+from paceline.trace.use import latest_use
 from tests.engine.harness import Scenario, make_scenario, scenarios
 from tests.trace.timed import TimedHarness
 
@@ -102,7 +103,7 @@ def test_bubble_and_imbalance_are_those_of_the_record() -> None:
     assert scrapes.value("paceline:bubble_ratio") == 0.0
     history = run.history()
     scrapes.metrics.update(history)
-    use = history.use(WINDOW_SECONDS)
+    use = latest_use(history, WINDOW_SECONDS)
     assert use.bubble is not None
     assert use.imbalance is not None
     assert scrapes.value("paceline:bubble_ratio") == scrapes.metrics.bubble == use.bubble > 0

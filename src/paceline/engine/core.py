@@ -7,12 +7,12 @@ scripted scenario, and later the simulator.
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from paceline.engine.deadlines import Deadlines
 from paceline.errors import PipelineError
 from paceline.messages import (
     AbortRequests,
@@ -31,8 +31,6 @@ from paceline.pipeline.seam import Pipeline
 from paceline.request import Request, RequestStatus
 from paceline.scheduling import Batch, Scheduler, SchedulerOptions
 from paceline.trace import Recorder
-
-STAGE_TIMES_KEPT = 4096  # batches
 
 
 class Mailbox(Protocol):
@@ -76,7 +74,6 @@ class EngineCore:
         self.pipeline = pipeline
         self.requests: dict[str, Request] = {}
         self.in_flight: deque[Batch] = deque()
-        self.stage_times: deque[tuple[int, list[StageTimes]]] = deque(maxlen=STAGE_TIMES_KEPT)
         self.shutting_down = False
         self._max_model_len = options.max_model_len
         self._mailbox = mailbox
@@ -90,7 +87,7 @@ class EngineCore:
         self._started = clock()
         self._num_requests = 0
         self._outputs: list[RequestOutput] = []
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines = Deadlines()
         self._stage_busy: list[float] = []
         self._stage_cpu: list[float] = []
 
@@ -189,8 +186,7 @@ class EngineCore:
         self.requests[request.request_id] = request
         self.scheduler.add(request)
         self.recorder.arrived(message, request)
-        if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.number, request))
+        self._deadlines.add(request)
 
     def _stopped_by_text(self, message: FinishRequest) -> None:
         """The detokenizer found a stop string: tokens past it never existed."""
@@ -200,16 +196,12 @@ class EngineCore:
             self._finish(request, RequestStatus.FINISHED_STOPPED)
 
     def _apply_deadlines(self) -> None:
-        if not self._deadlines:
-            return
-        now = self._clock()
-        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].is_finished):
-            request = heapq.heappop(self._deadlines)[2]
-            if not request.is_finished:
+        if self._deadlines:
+            for request in self._deadlines.passed(self._clock()):
                 self._finish(request, RequestStatus.FINISHED_TIMEOUT)
 
     def _until_deadline(self) -> float | None:
-        return max(0.0, self._deadlines[0][0] - self._clock()) if self._deadlines else None
+        return self._deadlines.seconds_left(self._clock()) if self._deadlines else None
 
     # ------------------------------------------------------------ results
 
@@ -226,7 +218,7 @@ class EngineCore:
         taken = self._clock()
         batch = self.in_flight.popleft()
         delivered: list[int] = []
-        self._keep_times(result)
+        self._add_times(result.times)
         self.scheduler.measured(batch.plan, result.times)
         tokens = iter(result.tokens)
         for request, slice_, life in zip(batch.requests, batch.plan.slices, batch.lives, strict=True):
@@ -319,14 +311,13 @@ class EngineCore:
         self._flush()
         self.recorder.flush()
 
-    def _keep_times(self, result: BatchResult) -> None:
-        self.stage_times.append((result.batch, result.times))
-        if len(self._stage_busy) < len(result.times):
-            self._stage_busy = [0.0] * len(result.times)
-            self._stage_cpu = [0.0] * len(result.times)
-        for times in result.times:
-            self._stage_busy[times.stage] += times.finished - times.started
-            self._stage_cpu[times.stage] += times.cpu_seconds
+    def _add_times(self, times: list[StageTimes]) -> None:
+        if len(self._stage_busy) < len(times):
+            self._stage_busy = [0.0] * len(times)
+            self._stage_cpu = [0.0] * len(times)
+        for stage in times:
+            self._stage_busy[stage.stage] += stage.finished - stage.started
+            self._stage_cpu[stage.stage] += stage.cpu_seconds
 
     def stats(self) -> CoreStats:
         """Counters since the start, and where things stand now."""

@@ -9,6 +9,7 @@ from paceline.server.metric_maker import MetricMaker
 from paceline.trace import History
 from paceline.trace.idle import CAUSES, IdleAccount
 from paceline.trace.lives import BatchRecord
+from paceline.trace.use import latest_use
 
 WINDOW_SECONDS = 10.0  # that bubble and imbalance look back
 PHASES = ("prefill", "decode", "mixed")
@@ -80,7 +81,7 @@ class PipelineMetrics:
             self._counted[stage, cause] = seconds
 
     def _look_back(self, history: History) -> None:
-        use = history.use(WINDOW_SECONDS)
+        use = latest_use(history, WINDOW_SECONDS)
         self.bubble, self.imbalance = use.bubble, use.imbalance
         self._bubble.set(self.bubble or 0.0)
         self._imbalance.set(self.imbalance or 0.0)

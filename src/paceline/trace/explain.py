@@ -9,22 +9,12 @@ import msgspec
 from paceline.request import RequestStatus
 from paceline.trace.events import Made, Refused
 from paceline.trace.history import History
+from paceline.trace.idle import Passage
 from paceline.trace.lives import BatchRecord, RequestRecord, slices_of, why_not
 from paceline.trace.parts import PARTS, spans_of, split
 
 REFUSED = RequestStatus.FINISHED_REFUSED.name
 MAX_BATCHES = 2000  # told of one request
-
-
-class StageVisit(msgspec.Struct, frozen=True):
-    """When a stage worked on a batch: seconds of the core's clock, or since the request's arrival in a timeline."""
-
-    stage: int
-    plan_received: float
-    input_received: float
-    started: float
-    finished: float
-    sent: float
 
 
 class BatchStory(msgspec.Struct, frozen=True):
@@ -42,7 +32,7 @@ class BatchStory(msgspec.Struct, frozen=True):
     waiting: int
     free_blocks: int
     batches_in_flight: int
-    stages: list[StageVisit]
+    stages: list[Passage]
     others: int = 0  # requests of other API keys that this answer leaves out
     text: str = ""
 
@@ -57,7 +47,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     why_not: str | None = None
     in_flight_in: int | None = None
     done: float | None = None
-    stages: list[StageVisit] = []
+    stages: list[Passage] = []
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -122,7 +112,7 @@ def explain_batch(history: History, number: int) -> BatchStory | None:
         waiting=made.waiting,
         free_blocks=made.free_blocks,
         batches_in_flight=made.in_flight,
-        stages=_visits(batch, 0.0),
+        stages=list(batch.passages),
     )
 
 
@@ -146,10 +136,6 @@ def carrier(history: History, request: int, before: int) -> int | None:
         if request in batch.made().requests:
             return number
     return None
-
-
-def _visits(batch: BatchRecord, zero: float) -> list[StageVisit]:
-    return [StageVisit(p.stage, *(time - zero for time in p[1:])) for p in batch.passages]
 
 
 def token_ids_of(history: History, request: RequestRecord) -> list[int]:
@@ -250,7 +236,8 @@ def _step(history: History, request: RequestRecord, batch: BatchRecord, made: Ma
     if request.number in made.requests:
         done = None if batch.done is None else batch.done - zero
         tokens = slices_of(made)[request.number]
-        return Step(batch.number, batch.at - zero, status, tokens, done=done, stages=_visits(batch, zero))
+        stages = [passage.since(zero) for passage in batch.passages]
+        return Step(batch.number, batch.at - zero, status, tokens, done=done, stages=stages)
     reason = why_not(made)[request.number]
     found = carrier(history, request.number, batch.number) if reason == "IN_FLIGHT" else None
     return Step(batch.number, batch.at - zero, status, why_not=reason, in_flight_in=found)

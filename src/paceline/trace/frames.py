@@ -10,7 +10,7 @@ from typing import Any
 from paceline.trace.history import History
 from paceline.trace.idle import Idle
 from paceline.trace.lives import RUNNING, BatchRecord, RequestRecord
-from paceline.trace.use import Use
+from paceline.trace.use import Use, latest_use
 
 BACKLOG_SECONDS = 60.0
 BATCHES_PER_FRAME = 200
@@ -130,7 +130,7 @@ class _Window:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        now, use = self._sums(), history.use(WINDOW_SECONDS)
+        now, use = self._sums(), latest_use(history, WINDOW_SECONDS)
         self._then: deque[Use] = deque([now.since(use)])
 
     def _sums(self) -> Use:

@@ -13,7 +13,6 @@ from paceline.messages import StageTimes
 from paceline.trace import events as ev
 from paceline.trace.idle import CORE, STARTUP, UNATTRIBUTED, Idle, IdleAccount, Passage
 from paceline.trace.lives import PREEMPTED, RUNNING, WAITING, BatchRecord, RequestRecord, kind_of
-from paceline.trace.use import Use
 
 MAX_BYTES = 16 * 2**20  # of encoded batches and arrivals
 MAX_ENDED = 20_000  # requests
@@ -233,14 +232,8 @@ class History:
     def _on_core_clock(self, times: StageTimes) -> Passage:
         ahead = self.offsets[times.stage][0] if times.stage < len(self.offsets) else 0.0
         sent = times.sent or times.finished
-        return Passage(
-            times.stage,
-            times.plan_received - ahead,
-            times.input_received - ahead,
-            times.started - ahead,
-            times.finished - ahead,
-            sent - ahead,
-        )
+        passage = Passage(times.stage, times.plan_received, times.input_received, times.started, times.finished, sent)
+        return passage.since(ahead)
 
     def _sent(self, event: ev.Sent, _: bytes) -> None:
         for batch in self._unsent:
@@ -289,31 +282,6 @@ class History:
     def made(self, number: int) -> ev.Made:
         """What is in a batch that is in the pipeline."""
         return self._in_flight[number]
-
-    def use(self, seconds: float) -> Use:
-        """How the last so many seconds were used."""
-        since = max(self.now - seconds, self.facts.ready)
-        stages = range(self.facts.stages if self.account is not None else 0)
-        use = Use(max(self.now - since, 1e-9), [0.0 for _ in stages], [{} for _ in stages])
-        for batch in reversed(self.batches.values()):
-            if batch.done is None:
-                continue
-            if batch.done < since:
-                break
-            use.tokens_in += batch.num_tokens - batch.num_decodes
-            use.tokens_out += len(batch.delivered)
-            for passage in batch.passages:
-                use.busy[passage.stage] += max(0.0, passage.finished - max(passage.started, since))
-        open_stages = set(stages)
-        for idle in reversed(self.idle):
-            if idle.end > since:
-                causes = use.idle[idle.stage]
-                causes[idle.cause] = causes.get(idle.cause, 0.0) + idle.end - max(idle.start, since)
-            else:  # intervals of one stage are in order
-                open_stages.discard(idle.stage)
-                if not open_stages:
-                    break
-        return use
 
     def name(self, number: int) -> str:
         """The id of a request, or what can be said of one that is not on record."""

@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
+import msgspec
+
 from paceline.trace.events import BLOCKS, NO_WORK, PACE, TOKENS_IN_FLIGHT
 
 STARVED, CORE, LINK, STARTUP, UNATTRIBUTED = "starved", "core", "link", "startup", "unattributed"
@@ -29,8 +31,8 @@ CAUSES = (NO_WORK, STARVED, PACE, CORE, LINK, TOKENS_IN_FLIGHT, BLOCKS, STARTUP,
 _WAITS_FOR_A_RESULT = (TOKENS_IN_FLIGHT, BLOCKS, PACE)
 
 
-class Passage(NamedTuple):
-    """One batch at one stage, in seconds of the core's clock."""
+class Passage(msgspec.Struct, frozen=True, gc=False):
+    """One batch at one stage: seconds of the core's clock, or since some moment on it."""
 
     stage: int
     plan_received: float
@@ -38,6 +40,17 @@ class Passage(NamedTuple):
     started: float
     finished: float
     sent: float
+
+    def since(self, zero: float) -> Passage:
+        """The same in seconds since `zero`."""
+        return Passage(
+            self.stage,
+            self.plan_received - zero,
+            self.input_received - zero,
+            self.started - zero,
+            self.finished - zero,
+            self.sent - zero,
+        )
 
 
 class Idle(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.trace.explain import BatchStory, StageVisit, Step, Timeline
+from paceline.trace.explain import BatchStory, Step, Timeline
+from paceline.trace.idle import Passage
 
 MEANING = {
     "DRAINING_IN_FLIGHT": "it was preempted, and its last batch is not back yet",
@@ -50,7 +51,7 @@ def _batch_lines(story: BatchStory) -> Iterator[str]:
     yield from (f"  {_visit(visit, story.made)}" for visit in story.stages)
 
 
-def _visit(visit: StageVisit, zero: float) -> str:
+def _visit(visit: Passage, zero: float) -> str:
     waited = visit.started - visit.input_received
     return (
         f"stage {visit.stage}: plan {_at(visit.plan_received - zero)}, input {_at(visit.input_received - zero)}, "

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.trace.events import NO_WORK
 from paceline.trace.idle import STARTUP
+
+if TYPE_CHECKING:
+    from paceline.trace.history import History
 
 _NO_BUBBLE = (NO_WORK, STARTUP)
 
@@ -51,3 +55,29 @@ class Use:
         """The busiest stage's time over the mean of all; None if none was busy."""
         mean = sum(self.busy) / len(self.busy) if self.busy else 0.0
         return round(max(self.busy) / mean, 4) if mean > 1e-9 else None
+
+
+def latest_use(history: History, seconds: float) -> Use:
+    """How the last so many seconds were used."""
+    since = max(history.now - seconds, history.facts.ready)
+    stages = range(history.facts.stages if history.account is not None else 0)
+    use = Use(max(history.now - since, 1e-9), [0.0 for _ in stages], [{} for _ in stages])
+    for batch in reversed(history.batches.values()):
+        if batch.done is None:
+            continue
+        if batch.done < since:
+            break
+        use.tokens_in += batch.num_tokens - batch.num_decodes
+        use.tokens_out += len(batch.delivered)
+        for passage in batch.passages:
+            use.busy[passage.stage] += max(0.0, passage.finished - max(passage.started, since))
+    open_stages = set(stages)
+    for idle in reversed(history.idle):
+        if idle.end > since:
+            causes = use.idle[idle.stage]
+            causes[idle.cause] = causes.get(idle.cause, 0.0) + idle.end - max(idle.start, since)
+        else:  # intervals of one stage are in order
+            open_stages.discard(idle.stage)
+            if not open_stages:
+                break
+    return use
