@@ -30,8 +30,8 @@ async def engine(folder: Path, **options: Any) -> AsyncIterator[AsyncEngine]:
 
 def pids_of(running: AsyncEngine) -> list[int]:
     """The core, then the stages in order."""
-    assert running._child is not None
-    return [running._child.pid, *children_of(running._child.pid)]
+    core = running._core.pid
+    return [core, *children_of(core)]
 
 
 def sampling(**fields: Any) -> SamplingParams:

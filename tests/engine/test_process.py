@@ -206,8 +206,8 @@ async def how_it_ends(stream: AsyncGenerator[RequestOutput, None]) -> str:
 async def test_a_killed_stage_fails_every_stream(folder: Path, stage: int) -> None:
     async with engine(folder, pipeline_parallel_size=2) as running:
         await dies(running, pids_of(running)[1 + stage], f"stage {stage} was killed by signal 9")
-        assert running._child is not None
-        assert running._child.wait(20) == 1
+        assert running._core._child is not None
+        assert running._core._child.wait(20) == 1
 
 
 async def test_a_killed_core_fails_every_stream_and_ends_the_stages(folder: Path) -> None:

@@ -38,8 +38,8 @@ class Says:
 )
 async def test_a_message_that_cannot_be_read_ends_every_stream(message: bytes) -> None:
     engine = AsyncEngine(engine_config(), Path("unused"))
-    engine._socket = Says(message)
-    reader = asyncio.create_task(engine._read())
+    engine._core._socket = Says(message)
+    reader = asyncio.create_task(engine._core._read())
     with pytest.raises(EngineDeadError, match="could not be read"):
         await asyncio.wait_for(anext(engine.generate("r", [1], sampling())), 10)
     await reader

@@ -1,23 +1,15 @@
-"""The front end's side of the engine: starts the core's process, sends requests, hands tokens to whoever asked."""
+"""The front end's side of the engine: sends requests to the core, and hands tokens to whoever asked."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import subprocess
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
-
-import msgspec
-import zmq
-import zmq.asyncio
 
 from paceline.config import EngineConfig
-from paceline.engine.process import CoreConfig
+from paceline.engine.core_process import CoreProcess
 from paceline.engine.trace_reader import TraceReader
 from paceline.errors import EngineDeadError, PacelineError, RequestError
 from paceline.messages import (
@@ -31,17 +23,11 @@ from paceline.messages import (
     Outputs,
     ReadTrace,
     RequestOutput,
-    Shutdown,
-    ToCore,
     TraceChunk,
 )
-from paceline.pipeline import child, wire
 from paceline.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
-
-STOP_SECONDS = 5.0  # how long the core may take to end by itself
-LAST_WORDS_SECONDS = 2.0  # how long what it said last may take to arrive after its end
 
 
 def kv_cache_size(info: CoreReady) -> tuple[int, int]:
@@ -80,19 +66,10 @@ class AsyncEngine:
         self._info: CoreReady | None = None
         self._streams: dict[str, asyncio.Queue[RequestOutput | None]] = {}
         self._waiting: set[str] = set()
-        self._folder: wire.SocketFolder | None = None
-        self._context: zmq.asyncio.Context | None = None
-        self._socket: Any = None
-        self._child: subprocess.Popen[bytes] | None = None
-        self._death_fd: int | None = None  # readable once the core's process has ended
-        self._core_gone = asyncio.Event()
-        self._reader: asyncio.Task[None] | None = None
+        self._core = CoreProcess(self._take, self._die)
         self._started: asyncio.Future[CoreReady] | None = None
         self._chunks: deque[asyncio.Future[TraceChunk]] = deque()  # who asked for some of the record, in order
-        self._closing = False
         self._on_progress: Callable[[CoreProgress], None] = lambda progress: None
-        self._decoder = msgspec.msgpack.Decoder(FromCore)
-        self._encoder = msgspec.msgpack.Encoder()
 
     @property
     def info(self) -> CoreReady:
@@ -112,18 +89,8 @@ class AsyncEngine:
             StartError: they cannot; everything that was started has ended.
         """
         self._on_progress = on_progress or self._on_progress
-        loop = asyncio.get_running_loop()
-        self._started = loop.create_future()
-        self._folder = wire.SocketFolder()
-        self._context = zmq.asyncio.Context()
-        self._socket = wire.make_socket(self._context, zmq.PAIR)
-        address = self._folder.address("mail")
-        self._socket.bind(address)
-        config = CoreConfig(self.config, str(self._model_path), address)
-        self._child = child.start("paceline.engine.process", msgspec.json.encode(config))
-        self._death_fd = os.pidfd_open(self._child.pid)
-        loop.add_reader(self._death_fd, self._core_ended)
-        self._reader = asyncio.create_task(self._read())
+        self._started = asyncio.get_running_loop().create_future()
+        self._core.start(self.config, self._model_path)
         try:
             self._info = await self._started
         except BaseException:
@@ -137,29 +104,8 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """End the engine; unfinished requests end with an error. May be called twice."""
-        self._closing = True
-        if self._socket is not None and self._child is not None and self._child.poll() is None:
-            with contextlib.suppress(zmq.ZMQError):
-                self._post(Shutdown())
-            # Not in another thread: at the interpreter's end, where offline use closes, none can be started any more.
-            with contextlib.suppress(TimeoutError, OSError):
-                assert self._child.stdin is not None
-                self._child.stdin.close()
-                await asyncio.wait_for(self._core_gone.wait(), STOP_SECONDS)
-            child.stop([self._child], 0.0)
-        self._forget_death()
-        if self._reader is not None:
-            self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
-            self._reader = None
+        await self._core.close()
         self._die("the engine was closed")
-        if self._context is not None:
-            self._context.destroy(linger=0)
-            self._context = None
-        if self._folder is not None:
-            self._folder.close()
-            self._folder = None
 
     # ------------------------------------------------------------ requests
 
@@ -206,7 +152,7 @@ class AsyncEngine:
         self._waiting.add(request_id)
         finished = False
         try:
-            self._post(
+            self._core.post(
                 AddRequest(
                     request_id,
                     prompt_token_ids,
@@ -229,15 +175,15 @@ class AsyncEngine:
         finally:
             self._forget(request_id)
             if not finished and self.dead is None:
-                self._post(AbortRequests([request_id]))
+                self._core.post(AbortRequests([request_id]))
 
     def finish(self, request_id: str, num_output_tokens: int) -> None:
         """A stop string was found: tokens past so many never existed."""
         if request_id in self._streams:
-            self._post(FinishRequest(request_id, num_output_tokens))
+            self._core.post(FinishRequest(request_id, num_output_tokens))
 
     def abort(self, request_ids: list[str]) -> None:
-        self._post(AbortRequests(request_ids))
+        self._core.post(AbortRequests(request_ids))
 
     async def read_trace(self, begin: int) -> TraceChunk:
         """Some of the record, from byte `begin` of it on, or from the oldest page if that is gone.
@@ -249,31 +195,14 @@ class AsyncEngine:
             raise EngineDeadError(self.dead)
         asked: asyncio.Future[TraceChunk] = asyncio.get_running_loop().create_future()
         self._chunks.append(asked)
-        self._post(ReadTrace(begin))
+        self._core.post(ReadTrace(begin))
         return await asked
-
-    def _post(self, message: ToCore) -> None:
-        # The socket keeps what it cannot send at once, so this neither blocks nor fails while the core lives.
-        sent = self._socket.send(self._encoder.encode(message), zmq.DONTWAIT)
-        sent.add_done_callback(_look_at)  # a core that has just died cannot be sent to; its death is told elsewhere
 
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
         self._waiting.discard(request_id)
 
     # ------------------------------------------------------------ what the core says
-
-    async def _read(self) -> None:
-        try:
-            while True:
-                message = self._decoder.decode(await self._socket.recv())
-                if self._folder is not None:  # the core is connected, and nobody else shall be
-                    self._folder.close()
-                    self._folder = None
-                self._take(message)
-        except Exception as error:  # without this task no stream would ever end
-            logger.exception("reading from the engine core failed")
-            self._die(f"what the engine core said could not be read: {type(error).__name__}")
 
     def _take(self, message: FromCore) -> None:
         if isinstance(message, Outputs):
@@ -297,22 +226,6 @@ class AsyncEngine:
         if self._started is not None and not self._started.done():
             self._started.set_result(ready)
 
-    def _core_ended(self) -> None:
-        """The core's process is gone. If it ended by itself it has said why, and that may still be on its way."""
-        self._forget_death()
-        self._core_gone.set()
-        if self._closing or self._child is None:
-            return
-        code = self._child.wait()
-        patience = LAST_WORDS_SECONDS if code > 0 else 0.0
-        asyncio.get_running_loop().call_later(patience, self._die, f"the engine core {child.how_it_ended(code)}")
-
-    def _forget_death(self) -> None:
-        if self._death_fd is not None:
-            asyncio.get_running_loop().remove_reader(self._death_fd)
-            os.close(self._death_fd)
-            self._death_fd = None
-
     def _die(self, error: str) -> None:
         if self.dead is not None:
             return
@@ -320,7 +233,7 @@ class AsyncEngine:
         self.died.set()
         if self._started is not None and not self._started.done():
             self._started.set_exception(StartError(error))
-        if self._info is not None and not self._closing:
+        if self._info is not None and not self._core.closing:
             logger.error("the engine died: %s", error)
         for queue in self._streams.values():
             queue.put_nowait(None)
@@ -333,9 +246,3 @@ class AsyncEngine:
 def _set(asked: asyncio.Future[TraceChunk], chunk: TraceChunk) -> None:
     if not asked.done():  # whoever asked may have given up
         asked.set_result(chunk)
-
-
-def _look_at(sent: asyncio.Future[Any]) -> None:
-    """Nobody waits for this future; unseen, its error would be logged with a stack trace."""
-    if not sent.cancelled():
-        sent.exception()
