@@ -90,7 +90,7 @@ class EngineConfig:
         "Layers per stage, such as 18,12; auto balances the work, embedding and head included.",
     )
     expected_prompt_share: float = option(
-        0.3,
+        0.6,
         PIPELINE,
         "Part of all computed tokens that are prompt tokens; the automatic split balances this mix.",
         low=0.0,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.models.layer_split import balanced, imbalance, layers_that_fit, split_layers
+from paceline.models.layer_split import DEFAULT_PROMPT_SHARE, balanced, imbalance, layers_that_fit, split_layers
 from paceline.models.model_cost import ModelCost, expected_work, operation_count
 from paceline.models.spec import ModelSpec, RopeSpec
 from paceline.scheduling.cost_model import StageCost
@@ -37,8 +37,8 @@ def splits(num_layers: int, num_stages: int) -> list[list[int]]:
 def test_smollm2_on_two_stages() -> None:
     """Layers and head take turns in being the larger part: a chat's mix lies between decode and prefill."""
     assert split_layers(spec(), 2, prompt_share=0.0) == [18, 12]
-    assert split_layers(spec(), 2) == [18, 12]
-    assert split_layers(spec(), 2, prompt_share=0.5) == [17, 13]
+    assert split_layers(spec(), 2) == [17, 13]
+    assert split_layers(spec(), 2, prompt_share=0.3) == [18, 12]
     assert split_layers(spec(), 2, prompt_share=1.0) == [15, 15]
 
 
@@ -47,8 +47,8 @@ def test_smollm2_is_even_on_the_default_mix(stages: int) -> None:
     cost = operation_count(spec())
     one = [1.0] * stages
     assert imbalance(one) == 1.0
-    assert imbalance(stage_times(cost, split_layers(spec(), stages), 0.3, one)) <= 1.05
-    assert imbalance(stage_times(cost, [30 // stages] * stages, 0.3, one)) > 1.1
+    assert imbalance(stage_times(cost, split_layers(spec(), stages), DEFAULT_PROMPT_SHARE, one)) <= 1.05
+    assert imbalance(stage_times(cost, [30 // stages] * stages, DEFAULT_PROMPT_SHARE, one)) > 1.05
 
 
 @given(

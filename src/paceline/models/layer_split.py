@@ -9,7 +9,9 @@ from paceline.errors import ConfigError
 from paceline.models.model_cost import ModelCost, expected_work, operation_count
 from paceline.models.spec import ModelSpec, layer_tensors, stage_tensors
 
-DEFAULT_PROMPT_SHARE = 0.3  # of computed tokens; cached prefixes make it smaller than that of all tokens
+DEFAULT_PROMPT_SHARE = (
+    0.6  # of computed tokens: chats have longer prompts than answers, and cached beginnings are not computed
+)
 
 
 def split_layers(
