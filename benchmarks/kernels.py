@@ -65,7 +65,7 @@ def row_cases(native: NativeKernels, rows: int) -> list[Case]:
     q, k, v = (part.view(rows, -1, HEAD_DIM) for part in qkv.split([576, 192, 192], dim=1))
     cos, sin = torch.ones(2048, HEAD_DIM // 2), torch.zeros(2048, HEAD_DIM // 2)
     positions, slots = torch.arange(rows, dtype=torch.int32), torch.arange(rows)
-    caches = [torch.zeros(rows // BLOCK + 1, KV_HEADS, BLOCK, HEAD_DIM) for _ in range(2)]
+    caches = [torch.zeros(rows // BLOCK + 1, KV_HEADS, *inner) for inner in ((HEAD_DIM, BLOCK), (BLOCK, HEAD_DIM))]
 
     def case(name: str, tensors: int, *arguments: object) -> Case:
         calls = (getattr(kernels, name) for kernels in (native, reference))
@@ -84,7 +84,7 @@ def attention_case(native: NativeKernels, sequences: int, rows: int, context: in
     """`sequences` sequences of `context` positions, the last `rows` of which are in the batch."""
     blocks = -(-context // BLOCK)
     shape = (sequences * blocks, KV_HEADS, BLOCK, HEAD_DIM)
-    caches = [(torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)) for _ in range(CACHES)]
+    caches = [(torch.randn(shape).mT.contiguous().to(dtype), torch.randn(shape).to(dtype)) for _ in range(CACHES)]
     q = torch.randn(sequences * rows, HEADS, HEAD_DIM)
     tables = torch.randperm(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
     starts = torch.arange(0, sequences * rows + 1, rows, dtype=torch.int32)

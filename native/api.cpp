@@ -11,8 +11,9 @@ const paceline::Kernels *chosen = &paceline::scalar::kernels;
 
 }  // namespace
 
-// Changes with the layout of the argument structs, so that an older build beside newer Python code is noticed.
-EXPORT int32_t paceline_interface() { return 5; }
+// Changes with the layout of the argument structs or of the caches, so that an older build beside newer Python code is
+// noticed.
+EXPORT int32_t paceline_interface() { return 6; }
 
 // 0 scalar, 1 AVX2 + FMA + F16C, 2 AVX-512: the best that this processor and build can run.
 EXPORT int32_t paceline_best_path() {

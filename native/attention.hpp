@@ -59,8 +59,10 @@ INLINE void clear(const State &state, int rows, int64_t padded) {
 
 // Where a tile's keys and values lie.
 struct Tile {
-    int64_t first_key;  // -1: not known yet
-    int begin, end;     // those from first_key + begin to first_key + end are visible to some row
+    int64_t first_key;   // -1: not known yet
+    int begin, end;      // those from first_key + begin to first_key + end are visible to some row
+    int located;         // end of the addresses below: where the last block or the tile ends
+    int64_t key_stride;  // from dimension to dimension
     const void *keys[TILE], *values[TILE];
 };
 
@@ -70,7 +72,7 @@ struct Task {
     Unit unit;
     int64_t query_start, position;  // position: of the sequence's first row in this batch
     int64_t first_key, last_key;    // the keys visible to at least one row are [first_key, last_key)
-    float *q, *scores, *keep, *wide_keys, *wide_values;
+    float *q, *scores, *keep, *joined_keys, *wide_keys, *wide_values;
     Tile tiles[2];  // even and odd ones in turn, so that the next is known while one is at work
 
     int64_t row_end(int r) const { return position + (unit.first_row + r) / work->group + 1; }
@@ -81,7 +83,7 @@ struct Task {
 };
 
 INLINE size_t scratch_floats(int64_t padded) {
-    return UNIT_ROWS * (padded + TILE + 1) + 2 * TILE * padded + 2 * state_floats(UNIT_ROWS, padded) + 7 * 16;
+    return UNIT_ROWS * (padded + TILE + 1) + 3 * TILE * padded + 2 * state_floats(UNIT_ROWS, padded) + 8 * 16;
 }
 
 INLINE float *take(float *&memory, int64_t floats) {
@@ -103,7 +105,7 @@ INLINE Unit find_unit(const Work &work, int64_t index) {
     return {low, within % a.kv_heads, first, (int)smaller(rows - first, UNIT_ROWS)};
 }
 
-// Gathers the unit's queries, scaled and padded, and lays out scratch; returns what is left of scratch.
+// Gathers the unit's queries, scaled, and lays out scratch; returns what is left of scratch.
 float *prepare(Task &task, const Work &work, const Unit &unit, float *memory) {
     const AttentionArgs &a = *work.args;
     task.work = &work;
@@ -113,32 +115,22 @@ float *prepare(Task &task, const Work &work, const Unit &unit, float *memory) {
     task.first_key = task.row_begin(0);
     task.tiles[0].first_key = task.tiles[1].first_key = -1;
     task.last_key = task.row_end(unit.rows - 1);
-    task.q = take(memory, UNIT_ROWS * work.padded);
+    task.q = take(memory, UNIT_ROWS * a.head_dim);
     task.scores = take(memory, UNIT_ROWS * TILE);
     task.keep = take(memory, UNIT_ROWS);
-    task.wide_keys = take(memory, TILE * work.padded);
+    task.joined_keys = take(memory, TILE * a.head_dim);
+    task.wide_keys = take(memory, TILE * a.head_dim);
     task.wide_values = take(memory, TILE * work.padded);
     for (int r = 0; r < unit.rows; ++r) {
         const int64_t row = unit.first_row + r;
         const int64_t head = unit.kv_head * work.group + row % work.group;
         const float *from = a.q + (task.query_start + row / work.group) * a.q_row + head * a.q_head;
-        float *to = task.q + r * work.padded;
-        for (int64_t d = 0; d < a.head_dim; ++d) to[d] = from[d] * a.scale;
-        for (int64_t d = a.head_dim; d < work.padded; ++d) to[d] = 0;
+        for (int64_t d = 0; d < a.head_dim; ++d) task.q[r * a.head_dim + d] = from[d] * a.scale;
     }
     return memory;
 }
 
-// Scores are computed four at a time: fills pointers up to multiples of four with rows that may be read.
-INLINE void fill_up(Tile &tile) {
-    for (int c = tile.end; c % 4; ++c) tile.keys[c] = tile.keys[tile.end - 1];
-    for (int c = tile.begin / 4 * 4; c < tile.begin; ++c) {
-        tile.keys[c] = tile.keys[tile.begin];
-        tile.values[c] = tile.values[tile.begin];
-    }
-}
-
-// The tile that starts at first_key.
+// The tile that starts at first_key. Keys and values are known from the first vector with a visible key on.
 template <class T>
 INLINE Tile &locate(Task &task, int64_t first_key) {
     Tile &tile = task.tiles[first_key / TILE % 2];
@@ -148,31 +140,34 @@ INLINE Tile &locate(Task &task, int64_t first_key) {
     tile.begin = (int)larger(task.first_key - first_key, 0);
     tile.end = (int)smaller(task.last_key - first_key, TILE);
     const int32_t *table = a.block_tables + task.unit.sequence * a.table_stride;
-    const int64_t first = first_key + tile.begin;
-    int64_t block = first / a.block_size, offset = first % a.block_size;
-    for (int c = tile.begin; c < tile.end; ++block, offset = 0) {
-        const int64_t at = ((table[block] * a.kv_heads + task.unit.kv_head) * a.block_size + offset) * a.head_dim;
-        const T *key = static_cast<const T *>(a.k_cache) + at, *value = static_cast<const T *>(a.v_cache) + at;
-        for (; offset < a.block_size && c < tile.end; ++offset, ++c, key += a.head_dim, value += a.head_dim) {
-            tile.keys[c] = key;
-            tile.values[c] = value;
+    tile.key_stride = a.block_size;
+    int c = whole_vectors(tile.begin);
+    int64_t block = (first_key + c) / a.block_size, offset = (first_key + c) % a.block_size;
+    for (int count; c < tile.end; c += count, ++block, offset = 0) {
+        const int64_t at = (table[block] * a.kv_heads + task.unit.kv_head) * a.block_size * a.head_dim;
+        const T *keys = static_cast<const T *>(a.k_cache) + at, *values = static_cast<const T *>(a.v_cache) + at;
+        count = (int)smaller(a.block_size - offset, TILE - c);
+        for (int i = 0; i < count; ++i) {
+            tile.keys[c + i] = keys + offset + i;
+            tile.values[c + i] = values + (offset + i) * a.head_dim;
         }
     }
-    fill_up(tile);
+    tile.located = c;
     return tile;
 }
 
-// Copies 16-bit rows into float32 scratch, for units with enough rows to use each one several times.
+// Copies keys into scratch, [head_dim, TILE], where blocks cut vectors.
 template <class T>
-INLINE void widen_rows(const void **rows, int begin, int end, int64_t head_dim, int64_t padded, float *scratch) {
-    for (int c = begin; c < end; ++c) {
-        const T *from = static_cast<const T *>(rows[c]);
-        float *to = scratch + c * padded;
-        int64_t d = 0;
-        for (; d + W <= head_dim; d += W) store(to + d, load(from + d));
-        if (d < head_dim) store(to + d, load_part(from + d, head_dim - d));
-        rows[c] = to;
+INLINE void join_keys(Tile &tile, int64_t head_dim, T *scratch) {
+    const int64_t block_size = tile.key_stride;
+    for (int c = tile.begin, count; c < tile.end; c += count) {
+        count = (int)smaller(block_size - (tile.first_key + c) % block_size, tile.end - c);
+        const T *from = static_cast<const T *>(tile.keys[c]);
+        for (int64_t d = 0; d < head_dim; ++d)
+            for (int i = 0; i < count; ++i) scratch[d * TILE + c + i] = from[d * block_size + i];
     }
+    for (int c = 0; c < TILE; c += W) tile.keys[c] = scratch + c;
+    tile.key_stride = TILE;
 }
 
 // Leaves a row's scores as softmax sees them; returns the largest. [begin, end): visible keys.
@@ -180,6 +175,10 @@ INLINE float see_scores(float *scores, int begin, int end, float soft_cap) {
     VI lane;
     for (int i = 0; i < W; ++i) lane[i] = i;
     V top = splat(minus_infinity());
+    if (begin == 0 && end == TILE && soft_cap == 0) {
+        for (int c = 0; c < TILE; c += W) top = vmax(load(scores + c), top);
+        return max_lanes(top);
+    }
     for (int c = 0; c < TILE; c += W) {
         V x = load(scores + c);
         if (soft_cap != 0) x = soft_cap * vtanh(x / soft_cap);
@@ -212,7 +211,7 @@ INLINE void softmax_rows(Task &task, const Tile &tile, const State &state) {
             float *scores = task.scores + (first + r) * TILE;
             V sums = {};
             for (int c = 0; c < TILE; c += W) {
-                const V weight = vexp(load(scores + c) - base[r]);
+                const V weight = vexp_down(load(scores + c) - base[r]);
                 store(scores + c, weight);
                 sums = sums + weight;
             }
@@ -225,33 +224,39 @@ template <class T>
 INLINE void multiply_tile(Task &task, const Tile &tile, const State &state, const Prefetch &values,
                           const Prefetch &next_keys) {
     const AttentionArgs &a = *task.work->args;
-    const int rows = task.unit.rows, aligned = tile.begin / 4 * 4;
+    const int rows = task.unit.rows;
     const int64_t padded = task.work->padded;
-    score_tile(task.q, padded, rows, (const T *const *)tile.keys, aligned, tile.end, a.head_dim, task.scores, values);
+    score_tile(task.q, rows, (const T *const *)tile.keys, tile.key_stride, whole_vectors(tile.begin), tile.end,
+               a.head_dim, task.scores, values);
     softmax_rows(task, tile, state);
     mix_tile(task.scores, rows, (const T *const *)tile.values, tile.begin, tile.end, a.head_dim, task.keep,
              state.values, padded, next_keys);
 }
 
+// Few rows take keys and values where they lie, many use each often enough to pay for widening it first.
 template <class T>
 void attend_tile(Task &task, int64_t first_key, const State &state) {
+    const AttentionArgs &a = *task.work->args;
     Tile &tile = locate<T>(task, first_key);
-    const int64_t head_dim = task.work->args->head_dim, padded = task.work->padded;
-    const int64_t row_bytes = head_dim * (int64_t)sizeof(T);
-    if (task.unit.rows <= FEW_ROWS) {
-        Prefetch values{tile.values, tile.end, row_bytes}, next_keys;
-        if (first_key + TILE < task.last_key) {
-            const Tile &next = locate<T>(task, first_key + TILE);
-            next_keys = {next.keys, next.end, row_bytes};
-        }
-        return multiply_tile<T>(task, tile, state, values, next_keys);
-    }
     const Prefetch nothing;
-    if (sizeof(T) == sizeof(float)) return multiply_tile<T>(task, tile, state, nothing, nothing);
-    widen_rows<T>(tile.keys, tile.begin, tile.end, head_dim, padded, task.wide_keys);
-    widen_rows<T>(tile.values, tile.begin, tile.end, head_dim, padded, task.wide_values);
-    fill_up(tile);
-    multiply_tile<float>(task, tile, state, nothing, nothing);
+    const bool few = task.unit.rows <= FEW_ROWS, wide = sizeof(T) == sizeof(float);
+    if (a.block_size % W) join_keys<T>(tile, a.head_dim, reinterpret_cast<T *>(task.joined_keys));
+    if (!few && !wide) {
+        widen_keys<T>(tile.keys, tile.key_stride, tile.begin, tile.end, a.head_dim, task.wide_keys);
+        tile.key_stride = TILE;
+        widen_rows<T>(tile.values, tile.begin, tile.end, a.head_dim, task.work->padded, task.wide_values);
+        return multiply_tile<float>(task, tile, state, nothing, nothing);
+    }
+    if (!few) return multiply_tile<T>(task, tile, state, nothing, nothing);
+    const int64_t row_bytes = a.head_dim * (int64_t)sizeof(T);
+    Prefetch values{tile.values, tile.end, row_bytes, 0}, next_keys;
+    if (first_key + TILE < task.last_key) {
+        const Tile &next = locate<T>(task, first_key + TILE);
+        // A block's keys take as many bytes as its values, at the same place in their cache: fetched like rows of values.
+        next_keys = {next.values, next.located, row_bytes,
+                     reinterpret_cast<intptr_t>(a.k_cache) - reinterpret_cast<intptr_t>(a.v_cache)};
+    }
+    multiply_tile<T>(task, tile, state, values, next_keys);
 }
 
 template <class T>

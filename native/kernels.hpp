@@ -34,7 +34,8 @@ struct RotateArgs {
     const float *cos, *sin;
     const int32_t *positions;
     const int64_t *slots;
-    void *k_cache, *v_cache;  // [blocks, kv_heads, block_size, head_dim]
+    void *k_cache;  // [blocks, kv_heads, head_dim, block_size]: transposed, so that scores have keys for lanes
+    void *v_cache;  // [blocks, kv_heads, block_size, head_dim]
     int64_t rows, heads, kv_heads, head_dim, half;  // half: cos.shape[1], half of the rotated dimensions
     int64_t q_row, q_head, k_row, k_head, v_row, v_head;  // strides in elements
     int64_t block_size;
@@ -44,7 +45,8 @@ struct RotateArgs {
 
 struct AttentionArgs {
     const float *q;
-    const void *k_cache, *v_cache;  // [blocks, kv_heads, block_size, head_dim]
+    const void *k_cache;  // [blocks, kv_heads, head_dim, block_size]: transposed, so that scores have keys for lanes
+    const void *v_cache;  // [blocks, kv_heads, block_size, head_dim]
     const int32_t *block_tables;
     const int32_t *query_starts;
     const int32_t *context_lens;

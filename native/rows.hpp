@@ -105,9 +105,10 @@ void rotate_row(const RotateArgs &a, int64_t row) {
         float *k = a.k + row * a.k_row + h * a.k_head;
         const float *v = a.v + row * a.v_row + h * a.v_head;
         rotate_head(k, cos, sin, a.half);
-        const int64_t at = ((block * a.kv_heads + h) * a.block_size + offset) * a.head_dim;
-        T *k_to = static_cast<T *>(a.k_cache) + at, *v_to = static_cast<T *>(a.v_cache) + at;
-        for (int64_t i = 0; i < a.head_dim; ++i) narrow(k[i], k_to + i);
+        const int64_t at = (block * a.kv_heads + h) * a.block_size * a.head_dim;
+        T *k_to = static_cast<T *>(a.k_cache) + at + offset;
+        T *v_to = static_cast<T *>(a.v_cache) + at + offset * a.head_dim;
+        for (int64_t i = 0; i < a.head_dim; ++i) narrow(k[i], k_to + i * a.block_size);
         for (int64_t i = 0; i < a.head_dim; ++i) narrow(v[i], v_to + i);
     }
 }

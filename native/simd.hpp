@@ -30,7 +30,6 @@ typedef float V __attribute__((vector_size(W * 4)));
 typedef int32_t VI __attribute__((vector_size(W * 4)));
 typedef uint32_t VU __attribute__((vector_size(W * 4)));
 typedef uint16_t VH __attribute__((vector_size(W * 2)));
-typedef float V4 __attribute__((vector_size(16)));
 
 struct BFloat16 { uint16_t bits; };
 struct Float16 { uint16_t bits; };
@@ -174,32 +173,6 @@ INLINE float sum_lanes(V v) {
 
 INLINE float max_lanes(V v) {
     return join_lanes(v, [](V a, V b) __attribute__((always_inline)) { return a > b ? a : b; });
-}
-
-#if defined(__AVX512F__)
-#define LANES(a, b, c, d) a, b, c, d, a + 4, b + 4, c + 4, d + 4, a + 8, b + 8, c + 8, d + 8, a + 12, b + 12, c + 12, d + 12
-#elif defined(__AVX2__)
-#define LANES(a, b, c, d) a, b, c, d, a + 4, b + 4, c + 4, d + 4
-#else
-#define LANES(a, b, c, d) a, b, c, d
-#endif
-
-// The sums over the lanes of four vectors. Inside each group of four lanes (0+2)+(1+3), then the groups.
-INLINE V4 sum_lanes_of_four(V a, V b, V c, V d) {
-    const V ab = __builtin_shufflevector(a, b, LANES(0, W, 1, W + 1)) +
-                 __builtin_shufflevector(a, b, LANES(2, W + 2, 3, W + 3));  // a02 b02 a13 b13
-    const V cd = __builtin_shufflevector(c, d, LANES(0, W, 1, W + 1)) +
-                 __builtin_shufflevector(c, d, LANES(2, W + 2, 3, W + 3));
-    const V sums = __builtin_shufflevector(ab, cd, LANES(0, 1, W, W + 1)) +
-                   __builtin_shufflevector(ab, cd, LANES(2, 3, W + 2, W + 3));
-#if defined(__AVX512F__)
-    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)sums), _mm512_extractf32x8_ps((__m512)sums, 1));
-    return (V4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-#elif defined(__AVX2__)
-    return (V4)_mm_add_ps(_mm256_castps256_ps128((__m256)sums), _mm256_extractf128_ps((__m256)sums, 1));
-#else
-    return sums;
-#endif
 }
 
 }  // namespace

@@ -11,8 +11,8 @@ from torch import Tensor
 @dataclass
 class Batch:
     q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
+    k_cache: Tensor  # [blocks, kv_heads, head_dim, block_size]
+    v_cache: Tensor  # [blocks, kv_heads, block_size, head_dim]
     block_tables: Tensor
     query_starts: Tensor
     context_lens: Tensor
@@ -45,7 +45,7 @@ def make_batch(
     rows = [count for _, count in lengths]
     return Batch(
         torch.randn((sum(rows), heads, head_dim), generator=generator),
-        torch.randn(shape, generator=generator).to(kv_dtype),
+        torch.randn(shape, generator=generator).mT.contiguous().to(kv_dtype),
         torch.randn(shape, generator=generator).to(kv_dtype),
         tables,
         torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32),

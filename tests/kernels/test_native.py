@@ -40,7 +40,7 @@ def batches(draw: st.DrawFn) -> Batch:
         heads=kv_heads * draw(st.sampled_from([1, 2, 3, 4, 8])),
         kv_heads=kv_heads,
         head_dim=draw(st.sampled_from([8, 16, 20, 64, 80, 128, 256])),
-        block_size=draw(st.sampled_from([1, 3, 16, 64])),
+        block_size=draw(st.sampled_from([1, 3, 8, 16, 48, 64, 128])),
         kv_dtype=draw(st.sampled_from(KV_DTYPES)),
     )
 
@@ -145,7 +145,7 @@ def test_attention_never_reads_past_the_context() -> None:
     for block in range(batch.k_cache.shape[0]):
         for offset in range(16):
             if (block, offset) not in used:
-                batch.k_cache[block, :, offset] = math.nan
+                batch.k_cache[block, :, :, offset] = math.nan
                 batch.v_cache[block, :, offset] = math.nan
     assert torch.equal(attend(batch), expected)
 
@@ -192,7 +192,7 @@ def test_sixteen_bit_storage_rounds_as_torch_does(kv_dtype: torch.dtype) -> None
     special += [6.1e-5, 1.0009765625, 1.00048828125, 1.00146484375, 3.3961775e38, 1e-40, 1.00390625, 1.01171875]
     values[0, 0, : len(special)] = torch.tensor(special)
     values[1] = torch.randn(64) * 1e-6
-    q, caches = torch.zeros(64, 1, 64), [torch.zeros((4, 1, 16, 64), dtype=kv_dtype) for _ in range(2)]
+    q, caches = torch.zeros(64, 1, 64), [torch.zeros((4, 1, *inner), dtype=kv_dtype) for inner in ((64, 16), (16, 64))]
     cos, sin, numbers = torch.ones(64, 32), torch.zeros(64, 32), torch.arange(64)
     native.rotate_and_store(q, values.clone(), values, cos, sin, numbers.int(), numbers, *caches)
     torch.testing.assert_close(caches[1].view(64, 1, 64), values.to(kv_dtype), rtol=0, atol=0, equal_nan=True)
@@ -221,7 +221,7 @@ def test_rotate_and_store(
         mine = qkv.clone()
         split = mine.split([heads[0] * head_dim, heads[1] * head_dim, heads[1] * head_dim], dim=1)
         q, k, v = (part.view(rows, -1, head_dim) for part in split)
-        caches = [torch.zeros((8, heads[1], 16, head_dim), dtype=kv_dtype) for _ in range(2)]
+        caches = [torch.zeros((8, heads[1], *inner), dtype=kv_dtype) for inner in ((head_dim, 16), (16, head_dim))]
         kernels.rotate_and_store(q, k, v, cos, sin, positions, slots, *caches)
         results.append((mine, *caches))
     for ours, theirs in zip(*results, strict=True):

@@ -66,7 +66,7 @@ def _rotation() -> dict[str, Tensor]:
         "sin": torch.zeros(10, 8),
         "positions": torch.tensor([3, 9], dtype=torch.int32),
         "slots": torch.tensor([0, 15]),
-        "k_cache": torch.zeros(4, 1, 4, 16),
+        "k_cache": torch.zeros(4, 1, 16, 4),
         "v_cache": torch.zeros(4, 1, 4, 16),
     }
 

@@ -23,7 +23,7 @@ PROBLEMS = {
     7: "rows: outside of the packed matrix",
     8: "keep: must rise and name rows of the batch",
 }
-_INTERFACE = 5  # the layout of the structs below; native/api.cpp has the same number
+_INTERFACE = 6  # the layout of the structs below and of the caches; native/api.cpp has the same number
 _LIBRARY = "_native.so"
 
 

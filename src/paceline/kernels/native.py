@@ -95,7 +95,7 @@ class NativeKernels:
             _check(table.dtype is torch.float32 and table.is_contiguous(), name, table)
         _check(_vector(positions, torch.int32, rows), "positions", positions)
         _check(_vector(slots, torch.int64, rows), "slots", slots)
-        num_blocks, _, block_size, _ = k_cache.shape
+        num_blocks, _, block_size, _ = v_cache.shape
         arguments = RotateArgs(
             q.data_ptr(),
             k.data_ptr(),
@@ -145,7 +145,7 @@ class NativeKernels:
         _check(_vector(query_starts, torch.int32, sequences + 1), "query_starts", query_starts)
         tables_fit = block_tables.dim() == 2 and block_tables.shape[0] == sequences and block_tables.stride(1) == 1
         _check(tables_fit and block_tables.dtype is torch.int32, "block_tables", block_tables)
-        num_blocks, kv_heads, block_size, _ = k_cache.shape
+        num_blocks, kv_heads, block_size, _ = v_cache.shape
         arguments = AttentionArgs(
             q.data_ptr(),
             k_cache.data_ptr(),
@@ -200,6 +200,6 @@ def _vector(tensor: Tensor, dtype: torch.dtype, length: int) -> bool:
 
 
 def _check_caches(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> None:
-    same = k_cache.shape == v_cache.shape and k_cache.dtype == v_cache.dtype
-    usable = k_cache.dim() == 4 and k_cache.shape[3] == head_dim and k_cache.dtype in KV_TYPES
-    _check(same and usable and k_cache.is_contiguous() and v_cache.is_contiguous(), "k_cache and v_cache", k_cache)
+    usable = v_cache.dim() == 4 and v_cache.shape[3] == head_dim and v_cache.dtype in KV_TYPES
+    same = usable and k_cache.shape == v_cache.mT.shape and k_cache.dtype == v_cache.dtype
+    _check(same and k_cache.is_contiguous() and v_cache.is_contiguous(), "k_cache and v_cache", k_cache)

@@ -53,16 +53,16 @@ def rotate_and_store(
     """Rotate the first R dimensions of q [T, Hq, D] and k [T, Hkv, D] in place, then store k and v.
 
     Element i is paired with element i + R/2 (the "half" or "neox" layout); cos and sin are [P, R/2] tables
-    indexed by positions [T]. Row t goes to slot ``slots[t] = block · block_size + offset`` of the caches
-    [blocks, Hkv, block_size, D].
+    indexed by positions [T]. Row t goes to slot ``slots[t] = block · block_size + offset`` of the caches:
+    k_cache [blocks, Hkv, D, block_size], v_cache [blocks, Hkv, block_size, D].
     """
     at = positions.long()
     row_cos, row_sin = cos[at].unsqueeze(1), sin[at].unsqueeze(1)
     _rotate(q, row_cos, row_sin)
     _rotate(k, row_cos, row_sin)
-    block_size = k_cache.shape[2]
+    block_size = v_cache.shape[2]
     block, offset = slots // block_size, slots % block_size
-    k_cache[block, :, offset] = k.to(k_cache.dtype)
+    k_cache[block, :, :, offset] = k.to(k_cache.dtype)
     v_cache[block, :, offset] = v.to(v_cache.dtype)
 
 
@@ -88,14 +88,16 @@ def paged_attention(
     window: int = 0,
     soft_cap: float = 0.0,
 ) -> Tensor:
-    """Causal attention of q [T, Hq, D] over a paged cache [blocks, Hkv, block_size, D] into out [T, Hq, D].
+    """Causal attention of q [T, Hq, D] over a paged cache into out [T, Hq, D].
 
+    k_cache is [blocks, Hkv, D, block_size], v_cache [blocks, Hkv, block_size, D]: either product finds what it sums
+    over outermost within a block, so that a vector of the processor holds keys in one and dimensions in the other.
     Sequence s owns rows ``query_starts[s]:query_starts[s+1]``: the last ones of its ``context_lens[s]``
     positions, whose keys and values lie in the blocks that ``block_tables[s]`` names. With `window` a row sees
     that many positions, itself included; with `soft_cap` a score x becomes ``soft_cap · tanh(x / soft_cap)``.
     """
     num_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = k_cache.shape[1:3]
+    num_kv_heads, block_size = v_cache.shape[1:3]
     starts, lens = query_starts.tolist(), context_lens.tolist()
     for s, context in enumerate(lens):
         rows = slice(starts[s], starts[s + 1])
@@ -103,8 +105,8 @@ def paged_attention(
         if not num_rows:
             continue
         blocks = block_tables[s, : -(-context // block_size)].long()
-        # [blocks, Hkv, block_size, D] -> [Hkv, keys, D]
-        keys = k_cache[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :context].float()
+        # -> [Hkv, keys, D]
+        keys = k_cache[blocks].permute(1, 0, 3, 2).reshape(num_kv_heads, -1, head_dim)[:, :context].float()
         values = v_cache[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :context].float()
         queries = q[rows].float().view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
         scores = torch.einsum("tkgd,kcd->kgtc", queries, keys) * scale

@@ -113,10 +113,11 @@ class StageModel:
         return 2 * len(self.layers) * block_size * self.spec.kv_size * dtype.itemsize
 
     def allocate_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        """One K and one V tensor per layer, [num_blocks, num_kv_heads, block_size, head_dim]."""
-        shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
+        """One K [num_blocks, num_kv_heads, head_dim, block_size] and one V [.., block_size, head_dim] per layer."""
+        outer, head_dim = (num_blocks, self.spec.num_kv_heads), self.spec.head_dim
+        k_shape, v_shape = (*outer, head_dim, block_size), (*outer, block_size, head_dim)
         self._caches = [
-            (_lazy_zeros(shape, dtype, self.device), _lazy_zeros(shape, dtype, self.device)) for _ in self.layers
+            (_lazy_zeros(k_shape, dtype, self.device), _lazy_zeros(v_shape, dtype, self.device)) for _ in self.layers
         ]
         if self.packed:
             self.native_layers = NativeLayers(

@@ -28,7 +28,8 @@ class NativeLayers:
     """A stage's layers with their caches, ready to be called.
 
     Args:
-        caches: K and V of each layer, [blocks, kv_heads, block_size, head_dim], all of one shape and type.
+        caches: K and V of each layer, [blocks, kv_heads, head_dim, block_size] and [blocks, kv_heads, block_size, head_dim],
+            all of one type.
         cos, sin: [positions, half of the rotated dimensions] float32.
 
     Attributes:
@@ -61,10 +62,10 @@ class NativeLayers:
         self._args.rotate.cos, self._args.rotate.sin = cos.data_ptr(), sin.data_ptr()
         self._call = library().paceline_layers
 
-    def _constants(self, cache: Tensor, cos: Tensor) -> LayersArgs:
+    def _constants(self, k_cache: Tensor, cos: Tensor) -> LayersArgs:
         """The arguments that no batch changes; the others are put beside them at every call."""
         spec = self._spec
-        num_blocks, kv_heads, block_size, head_dim = cache.shape
+        num_blocks, kv_heads, head_dim, block_size = k_cache.shape
         args = LayersArgs(
             layers=addressof(self._weights),
             nanoseconds=addressof(self._times) if self.profile else None,
@@ -75,7 +76,7 @@ class NativeLayers:
         )
         for part in (args.rotate, args.attention):
             part.heads, part.kv_heads, part.head_dim = spec.num_heads, kv_heads, head_dim
-            part.block_size, part.kv_type = block_size, KV_TYPES[cache.dtype]
+            part.block_size, part.kv_type = block_size, KV_TYPES[k_cache.dtype]
         args.rotate.table_rows, args.rotate.half = cos.shape
         args.rotate.num_slots = num_blocks * block_size
         args.attention.num_blocks = num_blocks
