@@ -38,7 +38,7 @@ PARTS = (0.6, 0.8, 0.95)  # of the capacity
 GRID = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of it: among these the highest good rate is sought
 MOST_SLOWDOWN = 4.0  # of the 99th percentile of the time per output token, against one request at a time
 UNLOADED_REQUESTS = 300
-PICTURE_BEGIN, PICTURE_SECONDS = 4.0, 3.0
+PICTURE_PART, PICTURE_BEGIN, PICTURE_SECONDS = 0.95, 4.0, 1.5
 PACELINE = [sys.executable, "-m", "paceline.cli.main"]
 
 
@@ -244,7 +244,6 @@ def measure(picture: Path, repeats: int, folder: Path) -> str:
         for policy in POLICIES:
             bursts[policy].append(bench.burst(policy, seed))
         one_stage.append(bench.burst("greedy", seed, stages=1))
-    write_timelines(picture, {p: runs[0].spans for p, runs in bursts.items()}, PICTURE_BEGIN, PICTURE_SECONDS)
     tokens = mean(found.figures["total_output_tokens"] / found.figures["completed"] for found in bursts["paced"])
     capacity = mean(found.output_rate for found in bursts["paced"]) / tokens
     arrivals: dict[tuple[float, str], list[Run]] = {}
@@ -253,6 +252,8 @@ def measure(picture: Path, repeats: int, folder: Path) -> str:
             for policy in POLICIES:
                 found = bench.arrivals(policy, capacity, part, seed)
                 arrivals.setdefault((part, policy), []).append(found)
+    shown = {policy: arrivals[PICTURE_PART, policy][0].spans for policy in POLICIES}
+    write_timelines(picture, shown, PICTURE_BEGIN, PICTURE_SECONDS)
     limits = {policy: highest_rate(bench, policy, capacity) for policy in ("greedy", "paced")}
     lines = [_profile_line(profile), "", *_burst_table(bursts, one_stage), "", *_arrival_table(arrivals, profile), ""]
     ratio = limits["paced"] / limits["greedy"] if limits["greedy"] else float("inf")
