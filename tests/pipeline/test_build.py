@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,17 @@ from paceline.pipeline import build
 from tests.pipeline.tiny import engine_config, write_model
 
 GIB = 2**30
+
+
+@contextmanager
+def chosen_kernels(monkeypatch: pytest.MonkeyPatch, path: str) -> Iterator[None]:
+    """Kernels are chosen anew, by PACELINE_KERNELS, and once more afterwards."""
+    monkeypatch.setenv("PACELINE_KERNELS", path)
+    kernels._native.cache_clear()
+    try:
+        yield
+    finally:
+        kernels._native.cache_clear()
 
 
 def blocks(sizes: list[int], free: list[int], max_len: int = 1 << 30, **options: object) -> int:
@@ -71,13 +84,11 @@ def test_kernels_that_cannot_run_are_refused_before_the_first_batch(
 ) -> None:
     config = engine_config()
     checkpoint = build.open_model(config, write_model(tmp_path))
-    monkeypatch.setenv("PACELINE_KERNELS", "sse9")
-    kernels._native.cache_clear()
-    try:
-        with pytest.raises(ConfigError, match=r"^PACELINE_KERNELS=sse9: cannot be used"):
-            build.load_stage(config, checkpoint, (0, 1), 16, lambda done, what: None)
-    finally:
-        kernels._native.cache_clear()
+    with (
+        chosen_kernels(monkeypatch, "sse9"),
+        pytest.raises(ConfigError, match=r"^PACELINE_KERNELS=sse9: cannot be used"),
+    ):
+        build.load_stage(config, checkpoint, (0, 1), 16, lambda done, what: None)
 
 
 def test_8_bit_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +97,11 @@ def test_8_bit_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     model = build.load_stage(config, checkpoint, (0, 4), 16, lambda done, what: None)
     assert isinstance(model.head, kernels.PackedLinear)
     assert [matrix.format_name for matrix in model.head.matrices] == ["INT8"]
-    monkeypatch.setenv("PACELINE_KERNELS", "torch")
-    kernels._native.cache_clear()
-    try:
-        with pytest.raises(ConfigError, match=r"^--activation-dtype int8: needs the native kernels"):
-            build.load_stage(config, checkpoint, (0, 4), 16, lambda done, what: None)
-    finally:
-        kernels._native.cache_clear()
+    with (
+        chosen_kernels(monkeypatch, "torch"),
+        pytest.raises(ConfigError, match=r"^--activation-dtype int8: needs the native kernels"),
+    ):
+        build.load_stage(config, checkpoint, (0, 4), 16, lambda done, what: None)
 
 
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"dtype": "bfloat16"}, {"linear_backend": "torch"}])
