@@ -1,7 +1,7 @@
 """The real part of `benchmarks/pacing.py`: SmolLM2 behind HTTP on two stages, the policies one after another in every repeat.
 
 Needs a machine that does nothing else. Every run starts a server of its own, so that none finds prompts in the cache. What a
-run gave is kept in a file, and a run whose file is there is not made again.
+run gave is kept in two files, its figures and the record of the pipeline, and a run whose files are there is not made again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -25,10 +25,13 @@ from benchmarks.timeline import Span, write_timelines
 
 from paceline.bench.simulated import timelines_of
 from paceline.pipeline.profile_store import CostProfile, read_profile
+from paceline.pipeline.timing import PricedTiming, Timing
 from paceline.scheduling.cost_model import CostModel
 from paceline.scheduling.pacing import POLICIES
 from paceline.simulate.loads import SimulatedRequest
 from paceline.simulate.run import SimulationOptions, simulate
+from paceline.simulate.served import Served, ServedTiming, served
+from paceline.trace.file import read_history
 from paceline.trace.history import History
 
 STAGES = 2
@@ -48,21 +51,54 @@ class Run:
 
     Attributes:
         figures: of `paceline bench serve`, with times and lengths of every request.
-        busy: mean busy fraction of the stages while at least `MANY` requests are running.
-        steady_end: until when they are, in seconds since the first batch.
-        spans: what the picture shows.
+        history: the record of the pipeline.
     """
 
     figures: dict[str, Any]
-    busy: float
-    steady_end: float
-    spans: list[Span]
+    history: History
+
+    @cached_property
+    def first(self) -> float:
+        """When the first batch was made, by the core's clock."""
+        return next(iter(self.history.batches.values())).at
+
+    @cached_property
+    def many_run(self) -> tuple[float, float]:
+        """From when until when at least `MANY` requests are running, by the core's clock."""
+        enough = [batch.at for batch in self.history.batches.values() if batch.made().running >= MANY]
+        return (enough[0], enough[-1]) if enough else (self.first, self.first)
+
+    @property
+    def busy(self) -> float:
+        """Mean busy fraction of the stages in that time."""
+        begin, end = self.many_run
+        seconds = sum(
+            max(0.0, min(passage.finished, end) - max(passage.started, begin))
+            for batch in self.history.batches.values()
+            for passage in batch.passages
+        )
+        return seconds / (self.history.facts.stages * (end - begin)) if end > begin else 0.0
+
+    @property
+    def spans(self) -> list[Span]:
+        """What the picture shows."""
+        return [
+            Span(passage.stage, passage.started - self.first, passage.finished - self.first, batch.kind)
+            for batch in self.history.batches.values()
+            for passage in batch.passages
+            if PICTURE_BEGIN - 1.0 < passage.started - self.first < PICTURE_BEGIN + PICTURE_SECONDS + 1.0
+        ]
+
+    @cached_property
+    def served(self) -> Served:
+        """How long things took."""
+        return served(self.history)
 
     @property
     def window(self) -> tuple[float, float]:
         """Seconds between which a run is steady: while requests arrive, without the first tenth; of a burst, while many run."""
         last = max(self.figures["start_times"])
-        return (0.1 * last, last) if last > 1.0 else (0.0, self.steady_end)
+        return (0.1 * last, last) if last > 1.0 else (0.0, self.many_run[1] - self.first)
 
     @property
     def output_rate(self) -> float:
@@ -142,11 +178,10 @@ class Bench:
         return read_profile(path)
 
     def _run(self, name: str, policy: str, load: Sequence[str], seed: int, stages: int = STAGES) -> Run:
-        path = self._folder / f"{name}.json"
-        if not path.exists():
-            path.write_text(json.dumps(_measured(policy, load, seed, stages)))
-        kept = json.loads(path.read_text())
-        run = Run(kept["figures"], kept["busy"], kept["steady_end"], [Span(*span) for span in kept["spans"]])
+        result, record = self._folder / f"{name}.json", self._folder / f"{name}.record"
+        if not result.exists():
+            _measure(policy, load, seed, stages, result, record)
+        run = Run(json.loads(result.read_text()), read_history(record))
         p50, p99 = run.tpot
         print(
             f"{name}: {run.output_rate:.1f} tokens/s, {p50:.1f} and {p99:.1f} ms, busy {run.busy:.2f}", file=sys.stderr
@@ -154,66 +189,28 @@ class Bench:
         return run
 
 
-def _measured(policy: str, load: Sequence[str], seed: int, stages: int) -> dict[str, Any]:
-    """Start a server, send the load, end the server: figures, and what the record of the pipeline adds."""
-    with tempfile.TemporaryDirectory() as folder:
-        result, record = Path(folder, "result.json"), Path(folder, "record")
-        options = ["--pipeline-parallel-size", str(stages), "--pacing", policy, "--trace-file", str(record)]
-        with server([*options, "--trace-file-bytes", "1G"], confined=stages == 1) as url:
-            command = [*PACELINE, "bench", "serve", "--base-url", url, "--dataset-name", "lognormal", "--save-detailed"]
-            command += [*load, "--num-warmups", "0", "--seed", str(seed), "--quiet", "--output-json", str(result)]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        history = History(max_bytes=sys.maxsize)
-        history.feed(record.read_bytes())
-        figures = json.loads(result.read_text())
-    wanted = (
-        "start_times",
-        "ttfts",
-        "itls",
-        "input_lens",
-        "output_lens",
-        "duration",
-        "completed",
-        "total_output_tokens",
-    )
-    if figures["failed"]:
-        raise SystemExit(f"{figures['failed']} requests failed under {policy}")
-    first = next(iter(history.batches.values())).at
-    busy, end = busy_while_many_run(history)
-    return {
-        "figures": {name: figures[name] for name in wanted},
-        "busy": busy,
-        "steady_end": end - first,
-        "spans": [
-            Span(passage.stage, passage.started - first, passage.finished - first, batch.kind)
-            for batch in history.batches.values()
-            for passage in batch.passages
-            if PICTURE_BEGIN - 1.0 < passage.started - first < PICTURE_BEGIN + PICTURE_SECONDS + 1.0
-        ],
-    }
+def _measure(policy: str, load: Sequence[str], seed: int, stages: int, result: Path, record: Path) -> None:
+    """Start a server, send the load, end the server; the file of figures comes last, when all went well."""
+    record.unlink(missing_ok=True)
+    part = result.with_suffix(".part")
+    options = ["--pipeline-parallel-size", str(stages), "--pacing", policy, "--trace-file", str(record)]
+    with server([*options, "--trace-file-bytes", "1G"], confined=stages == 1) as url:
+        command = [*PACELINE, "bench", "serve", "--base-url", url, "--dataset-name", "lognormal", "--save-detailed"]
+        command += [*load, "--num-warmups", "0", "--seed", str(seed), "--quiet", "--output-json", str(part)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    if failed := json.loads(part.read_text())["failed"]:
+        raise SystemExit(f"{failed} requests failed under {policy}")
+    part.replace(result)
 
 
-def busy_while_many_run(history: History) -> tuple[float, float]:
-    """Mean busy fraction of the stages while `MANY` requests are running, and the moment until which they are."""
-    enough = [batch for batch in history.batches.values() if batch.made().running >= MANY]
-    if len(enough) < 2:
-        return 0.0, 0.0
-    begin, end = enough[0].at, enough[-1].at
-    busy = sum(
-        max(0.0, min(passage.finished, end) - max(passage.started, begin))
-        for batch in history.batches.values()
-        for passage in batch.passages
-    )
-    return busy / (history.facts.stages * (end - begin)), end
-
-
-def predicted(profile: CostProfile, measured: Run, policy: str) -> tuple[float, float]:
+def predicted(timing: Timing, cost: CostModel, measured: Run, policy: str) -> tuple[float, float]:
     """What the simulator says of the same requests: output tokens per second, and the median time per output token, ms."""
     figures = measured.figures
     lengths = zip(figures["start_times"], figures["input_lens"], figures["output_lens"], strict=True)
     requests = sorted((SimulatedRequest(*row) for row in lengths), key=lambda request: request.arrival)
-    options = SimulationOptions(pacing=policy, loop_back=True, max_num_batched_tokens=256)
-    simulation = simulate(CostModel(tuple(profile.stages), profile.cost.link), requests, options)
+    batch_tokens = measured.history.facts.max_num_batched_tokens
+    options = SimulationOptions(pacing=policy, loop_back=True, max_num_batched_tokens=batch_tokens)
+    simulation = simulate(cost, requests, options, timing=timing)
     lines = timelines_of(simulation, requests)
     begin, end = measured.window
     rate = sum(begin <= moment < end for line in lines for moment in line.outputs) / (end - begin)
@@ -255,7 +252,10 @@ def measure(picture: Path, repeats: int, folder: Path) -> str:
     shown = {policy: arrivals[PICTURE_PART, policy][0].spans for policy in POLICIES}
     write_timelines(picture, shown, PICTURE_BEGIN, PICTURE_SECONDS)
     limits = {policy: highest_rate(bench, policy, capacity) for policy in ("greedy", "paced")}
-    lines = [_profile_line(profile), "", *_burst_table(bursts, one_stage), "", *_arrival_table(arrivals, profile), ""]
+    lines = [_profile_line(profile), "", *_burst_table(bursts, one_stage), "", *_arrival_table(arrivals), ""]
+    cells = {f"{BURST} at once, {policy}": (policy, runs) for policy, runs in bursts.items()}
+    cells |= {f"{part:.0%} of capacity, {policy}": (policy, runs) for (part, policy), runs in arrivals.items()}
+    lines += [*_fidelity_table(cells, profile), ""]
     ratio = limits["paced"] / limits["greedy"] if limits["greedy"] else float("inf")
     lines.append(
         f"Capacity is {capacity:.2f} requests per second. The p99 time per output token stays under {MOST_SLOWDOWN:g} times "
@@ -283,26 +283,47 @@ def _burst_table(bursts: dict[str, list[Run]], one_stage: list[Run]) -> list[str
     ]
     for policy, runs in bursts.items():
         rates = [found.output_rate for found in runs]
-        busy = 100 * mean(found.busy for found in runs)
-        lines.append(f"| {policy} | {_spread(rates)} | {mean(rates) / alone:.2f} | {busy:.0f} % |")
+        busy = _spread([100 * found.busy for found in runs], 0)
+        lines.append(f"| {policy} | {_spread(rates)} | {mean(rates) / alone:.2f} | {busy} % |")
     return lines
 
 
-def _arrival_table(arrivals: dict[tuple[float, str], list[Run]], profile: CostProfile) -> list[str]:
+def _arrival_table(arrivals: dict[tuple[float, str], list[Run]]) -> list[str]:
     lines = [
-        "| load, policy | output tokens/s | predicted | time per output token p50, ms | predicted | p99, ms | TTFT p50, ms |",
-        "|---|---|---|---|---|---|---|",
+        "| load, policy | output tokens/s | time per output token p50, ms | p99, ms | TTFT p50, ms |",
+        "|---|---|---|---|---|",
     ]
     for (part, policy), runs in arrivals.items():
-        guesses = [predicted(profile, found, policy) for found in runs]
         cells = [
             f"{part:.0%} of capacity, {policy}",
             _spread([found.output_rate for found in runs]),
-            f"{mean(rate for rate, _ in guesses):.1f}",
             _spread([found.tpot[0] for found in runs]),
-            f"{mean(tpot for _, tpot in guesses):.1f}",
             _spread([found.tpot[1] for found in runs]),
             _spread([found.ttft for found in runs], 0),
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _fidelity_table(cells: dict[str, tuple[str, list[Run]]], profile: CostProfile) -> list[str]:
+    """The simulator against each cell's runs: with the times of another of them on record, and with the profile's prices."""
+    lines = [
+        "| load, policy | output tokens/s | by a record | by the profile | p50 per token, ms | by a record | by the profile |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    cost = CostModel(tuple(profile.stages), profile.cost.link)
+    for name, (policy, runs) in cells.items():
+        others = [runs[i - 1].served for i in range(len(runs))]
+        by_record = [
+            predicted(ServedTiming(other, seed), other.cost, found, policy)
+            for seed, (found, other) in enumerate(zip(runs, others, strict=True))
+        ]
+        by_profile = [predicted(PricedTiming(cost), cost, found, policy) for found in runs]
+        row = [name]
+        for i, measured in enumerate((mean(run.output_rate for run in runs), mean(run.tpot[0] for run in runs))):
+            row.append(f"{measured:.1f}")
+            for guesses in (by_record, by_profile):
+                guess = mean(values[i] for values in guesses)
+                row.append(f"{guess:.1f} ({guess / measured:.2f})")
+        lines.append(f"| {' | '.join(row)} |")
     return lines

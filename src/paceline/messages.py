@@ -233,6 +233,13 @@ class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):
     error: str
 
 
+class BlockAges(msgspec.Struct, frozen=True):
+    """A histogram of seconds; its bounds are in `kv_cache/residency.py`."""
+
+    counts: list[int] = []  # per bucket, not cumulative; empty before the first report
+    seconds: float = 0.0  # their sum
+
+
 class CoreStats(msgspec.Struct, frozen=True, tag="stats"):
     """Counters since start and current gauges; sent at most a few times a second, and only on change."""
 
@@ -249,6 +256,9 @@ class CoreStats(msgspec.Struct, frozen=True, tag="stats"):
     stage_cpu_seconds: list[float]
     wall_seconds: float  # since the core was ready
     num_deferred: int = 0  # of those that wait, the ones that wait for something other than seats and blocks
+    block_lifetime: BlockAges = BlockAges()
+    block_idle: BlockAges = BlockAges()
+    block_reuse_gap: BlockAges = BlockAges()
 
 
 class TraceChunk(msgspec.Struct, frozen=True, tag="trace"):

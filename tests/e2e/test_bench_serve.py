@@ -143,4 +143,5 @@ def test_a_span_says_where_a_requests_time_went(server: Server, collector: Colle
     assert (span.parent_id, span.error) == ("cd" * 8, "")
     assert span.attributes["gen_ai.usage.completion_tokens"] == 5
     assert 0 < seconds["time_in_model_forward"] <= seconds["time_in_model_execute"] <= seconds["e2e"]
+    assert 0 <= seconds["time_in_scheduler"] <= seconds["e2e"] - seconds["time_in_model_execute"]
     assert 0 <= seconds["time_in_queue"] < seconds["time_to_first_token"] < seconds["e2e"]

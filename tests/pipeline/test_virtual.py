@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.messages import PLACEHOLDER, Plan, Slice
+from paceline.pipeline.timing import PricedTiming
 from paceline.pipeline.virtual import VirtualClock, VirtualPipeline
 from paceline.scheduling.cost_model import CostModel, LinkCost, StageCost
 
@@ -18,7 +19,7 @@ def plan(batch: int, num_tokens: int, *, ahead: bool = False, released: list[int
 
 def pipeline(mail: float | None = None, **options: bool) -> tuple[VirtualPipeline, VirtualClock]:
     clock = VirtualClock()
-    return VirtualPipeline(COST, clock, lambda: mail, **options), clock
+    return VirtualPipeline(PricedTiming(COST), clock, lambda: mail, **options), clock
 
 
 def test_two_batches_follow_each_other_through_two_stages() -> None:

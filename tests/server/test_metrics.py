@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.config import ServerConfig
+from paceline.kv_cache.residency import Ages
 from paceline.messages import CoreStats, TraceChunk
 from paceline.server.metric_table import TABLE, Kind, golden_lines
 from tests.server.fakes import FakeEngine, Site
@@ -63,6 +65,24 @@ async def test_values_of_the_core() -> None:
     assert values(site, "vllm:num_preemptions") == {(): 4}
     assert values(site, "paceline:stage_busy_seconds") == {("0",): 1.0, ("1",): 1.5}
     assert values(site, "paceline:kv_blocks_free") == {("0",): 48, ("1",): 48}
+
+
+async def test_ages_of_blocks_are_cumulative_and_what_is_not_here_is_zero() -> None:
+    ages = Ages()
+    for seconds in (0.0015, 0.3, 0.4, 5000.0):
+        ages.add(seconds)
+    site = await site_with_history()
+    assert site.engine.stats is not None
+    site.engine.stats = msgspec.structs.replace(site.engine.stats, block_idle=ages.so_far())
+    families = text_string_to_metric_families(site.state.metrics.render().decode())
+    idle = next(family for family in families if family.name == "vllm:kv_block_idle_before_evict_seconds")
+    counts = {float(sample.labels["le"]): sample.value for sample in idle.samples if "le" in sample.labels}
+    expected = {0.001: 0, 0.002: 1, 0.2: 1, 0.5: 3, 1800.0: 3, float("inf"): 4}
+    assert {bound: counts[bound] for bound in expected} == expected
+    assert values(site, "vllm:kv_block_idle_before_evict_seconds") == {(): 4}
+    assert values(site, "vllm:kv_block_lifetime_seconds") == {(): 0}
+    assert values(site, "vllm:lora_requests_info") == {("0", "", ""): 0}
+    assert values(site, "vllm:spec_decode_num_drafts") == {(): 0}
 
 
 async def test_a_core_that_does_not_answer_holds_no_scrape_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,7 @@ class EngineCore:
 
     def _make_batch(self) -> bool:
         """Make and dispatch one batch if the scheduler can; this is its one call site."""
+        self.scheduler.kv_cache.pool.residency.now = self._clock()
         while True:
             preemptions = self.scheduler.num_preemptions
             batch = self.scheduler.schedule(oldest_in_flight=self.in_flight[0].number if self.in_flight else None)
@@ -215,7 +216,7 @@ class EngineCore:
             return
         if not self.in_flight or self.in_flight[0].number != result.batch:
             raise PipelineError(f"batch {result.batch} came back out of turn")
-        taken = self._clock()
+        taken = self.scheduler.kv_cache.pool.residency.now = self._clock()
         batch = self.in_flight.popleft()
         delivered: list[int] = []
         self._add_times(result.times)
@@ -337,4 +338,7 @@ class EngineCore:
             stage_cpu_seconds=list(self._stage_cpu),
             wall_seconds=self._clock() - self._started,
             num_deferred=sum(request.status is RequestStatus.WAITING_FOR_GRAMMAR for request in scheduler.queue),
+            block_lifetime=pool.residency.lifetime.so_far(),
+            block_idle=pool.residency.idle.so_far(),
+            block_reuse_gap=pool.residency.reuse_gap.so_far(),
         )

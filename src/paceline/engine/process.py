@@ -214,6 +214,8 @@ def make_recorder(config: CoreConfig, ready: CoreReady, started: float, file: Tr
         num_blocks=ready.num_blocks,
         block_size=ready.block_size,
         pacing=engine.pacing_policy,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
         started=started,
         ready=time.monotonic(),
     )

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
+from paceline.kv_cache.residency import Residency
+
 
 class BlockPool:
     """Blocks 0 to num_blocks - 1, each free or referenced by one or more requests.
 
     Free blocks are handed out least recently freed first. A free block may still hold content
-    that the prefix index knows; `on_reuse` is called when such a block is handed out for new content.
+    that the prefix index knows; `on_reuse` is called when a block is handed out for new content, and says whether that is so.
     """
 
-    def __init__(self, num_blocks: int, on_reuse: Callable[[int], None]) -> None:
+    def __init__(self, num_blocks: int, on_reuse: Callable[[int], bool]) -> None:
         self.num_blocks = num_blocks
         self.references = [0] * num_blocks
+        self.residency = Residency(num_blocks)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._on_reuse = on_reuse
 
@@ -31,7 +34,9 @@ class BlockPool:
         taken = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            self._on_reuse(block)
+            if self._on_reuse(block):
+                self.residency.lost(block)
+            self.residency.filled(block)
             self.references[block] = 1
             taken.append(block)
         return taken
@@ -41,6 +46,7 @@ class BlockPool:
         if self.references[block] == 0:
             del self._free[block]
         self.references[block] += 1
+        self.residency.hit(block)
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference each. Give them last position first, so that prefixes are reused last."""
@@ -48,3 +54,4 @@ class BlockPool:
             self.references[block] -= 1
             if self.references[block] == 0:
                 self._free[block] = None
+                self.residency.let_go(block)

@@ -43,12 +43,13 @@ class PrefixIndex:
             self._name_of[block] = name
             self._parent_of[name] = parent
 
-    def forget(self, block: int) -> None:
-        """The block's content is about to change."""
+    def forget(self, block: int) -> bool:
+        """The block's content is about to change; gives whether it could be found."""
         name = self._name_of.pop(block, None)
         if name is not None:
             del self._block_of[name]
             del self._parent_of[name]
+        return name is not None
 
     def forget_with_descendants(self, blocks: Iterable[int]) -> set[int]:
         """Forget these blocks and every block computed on top of them; returns all that were forgotten.

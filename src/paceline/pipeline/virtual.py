@@ -1,4 +1,4 @@
-"""A pipeline without a model: stage times come from a cost model, and time is a number.
+"""A pipeline without a model: stage times are drawn or computed, and time is a number.
 
 The engine core, the scheduler and the pacing policies that run on it are those of the real engine; only the waiting is
 not. What a run does depends on nothing but its inputs.
@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable
 
 from paceline.messages import BatchResult, Plan, SampledToken, StageTimes
-from paceline.scheduling.cost_model import CostModel, work_of
+from paceline.pipeline.timing import Timing
+from paceline.scheduling.cost_model import work_of
 
 TOKEN = 1  # every sampled token
 
@@ -29,54 +30,55 @@ class VirtualPipeline:
     """Implements :class:`paceline.pipeline.seam.Pipeline` over stages that only take time.
 
     Args:
-        cost: how long each stage and each link takes.
+        timing: how long each stage and each transfer takes.
         clock: moved forward by :meth:`wait`.
         next_mail: when mail for the core arrives next, in the clock's seconds; None: never.
         loop_back: the last stage hands each token to stage 0 by itself, so one more batch may be in flight.
-        jitter: a factor of each stage time, drawn for every stage of every batch; not given: none.
         on_times: told of every batch and the times of its stages when it is handed over.
     """
 
     def __init__(
         self,
-        cost: CostModel,
+        timing: Timing,
         clock: VirtualClock,
         next_mail: Callable[[], float | None],
         *,
         loop_back: bool = False,
-        jitter: Callable[[], float] | None = None,
         on_times: Callable[[Plan, list[StageTimes]], None] | None = None,
     ) -> None:
-        self.depth = len(cost.stages) + loop_back
-        self._cost = cost
+        self.depth = timing.num_stages + loop_back
+        self._timing = timing
         self._clock = clock
         self._next_mail = next_mail
-        self._jitter = jitter
         self._on_times = on_times
-        self._free_at = [0.0] * len(cost.stages)
+        self._free_at = [0.0] * timing.num_stages
         self._token_at: dict[int, float] = {}  # when stage 0 has the newest token of a request
         self._results: deque[tuple[float, BatchResult]] = deque()
 
     def submit(self, plan: Plan) -> None:
         work = work_of(plan.slices)
         times: list[StageTimes] = []
-        plan_received = self._clock.now + self._cost.link.time(work.token)
+        timing = self._timing
+        plan_received = self._clock.now + timing.plan(work)
         at = max([plan_received, *(self._token_at[s.request] for s in plan.slices if s.runs_ahead)])
-        for stage, cost in enumerate(self._cost.stages):
+        finished = at
+        for stage in range(timing.num_stages):
+            if stage:
+                at = finished + timing.link(work)
             started = max(at, self._free_at[stage])
-            seconds = cost.time(work)
-            if self._jitter is not None:
-                seconds *= self._jitter()
+            seconds = timing.stage(stage, work)
             finished = self._free_at[stage] = started + seconds
             times.append(StageTimes(stage, plan_received, at, started, finished, seconds, finished))
-            at = finished + self._cost.link.time(work.token)
         tokens = [SampledToken(s.request, s.generation, TOKEN) for s in plan.slices if s.samples]
         if self._on_times is not None:
             self._on_times(plan, times)
         for number in plan.released:
             self._token_at.pop(number, None)
-        self._token_at.update((s.request, at) for s in plan.slices if s.samples)
-        self._results.append((at, BatchResult(plan.epoch, plan.batch, tokens, times)))
+        back_at = finished + timing.link(work)
+        self._token_at.update((s.request, back_at) for s in plan.slices if s.samples)
+        # Results keep their order: one that is late holds up those behind it.
+        told_at = max(finished + timing.result(work), self._results[-1][0] if self._results else 0.0)
+        self._results.append((told_at, BatchResult(plan.epoch, plan.batch, tokens, times)))
 
     def collect(self) -> BatchResult | None:
         if self._results and self._results[0][0] <= self._clock.now:

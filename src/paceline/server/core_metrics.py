@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceline.messages import CoreStats
+from paceline.messages import BlockAges, CoreStats
 from paceline.server.metric_table import TABLE, Kind
 
 
@@ -44,6 +45,9 @@ class CoreCollector(Collector):
         yield self._family("paceline:stage_busy_seconds", _by_stage(stats.stage_busy_seconds))
         yield self._family("paceline:stage_cpu_seconds", _by_stage(stats.stage_cpu_seconds))
         yield self._family("paceline:kv_blocks_free", {(str(stage),): free for stage in stages})
+        yield self._ages("vllm:kv_block_lifetime_seconds", stats.block_lifetime)
+        yield self._ages("vllm:kv_block_idle_before_evict_seconds", stats.block_idle)
+        yield self._ages("vllm:kv_block_reuse_gap_seconds", stats.block_reuse_gap)
 
     def _family(self, name: str, values: Mapping[tuple[str, ...], float]) -> Metric:
         row = TABLE[name]
@@ -51,6 +55,14 @@ class CoreCollector(Collector):
         family = kind(name, row.help, labels=row.all_labels)
         for labels, value in values.items():
             family.add_metric((*self._labels, *labels), value)
+        return family
+
+    def _ages(self, name: str, ages: BlockAges) -> Metric:
+        row = TABLE[name]
+        bounds = [*(f"{bound:g}" for bound in row.buckets), "+Inf"]
+        counts = accumulate(ages.counts or [0] * len(bounds))
+        family = HistogramMetricFamily(name, row.help, labels=row.all_labels)
+        family.add_metric(self._labels, list(zip(bounds, counts, strict=True)), ages.seconds)
         return family
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from paceline.kv_cache.residency import AGE_BOUNDS
+
 
 class Kind(Enum):
     COUNTER = "counter"
@@ -84,6 +86,7 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
 
 
 CACHE_FACTS = ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks", "num_stages")
+LORA_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 
 VLLM = (
     _gauge("vllm:num_requests_running", "Requests that are RUNNING."),
@@ -117,6 +120,22 @@ VLLM = (
     _histogram("vllm:request_params_n", "Answers asked for per prompt (n).", _CHOICES),
     _histogram("vllm:request_params_max_tokens", "max_tokens per request.", _TOKENS),
     _histogram("vllm:iteration_tokens_total", "Tokens per batch.", _BATCH),
+    _histogram("vllm:kv_block_lifetime_seconds", "From when a KV block took its content until it lost it.", AGE_BOUNDS),
+    _histogram(
+        "vllm:kv_block_idle_before_evict_seconds",
+        "From when a KV block was last held until it lost its content.",
+        AGE_BOUNDS,
+    ),
+    _histogram(
+        "vllm:kv_block_reuse_gap_seconds", "From one use of a KV block to a prefix hit that uses it again.", AGE_BOUNDS
+    ),
+    _gauge("vllm:lora_requests_info", "Requests by adapter; always 0: there are none.", *LORA_LABELS),
+    _counter("vllm:spec_decode_num_drafts", "Drafts of speculative decoding; always 0: there is none."),
+    _counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens; always 0."),
+    _counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted; always 0."),
+    _counter(
+        "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by position in the draft; always 0.", "position"
+    ),
 )
 
 HTTP = (

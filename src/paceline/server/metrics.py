@@ -65,6 +65,7 @@ class Metrics:
         self._cut = make.counter("paceline:requests_cut")
         self._unknown = make.counter("paceline:unknown_request_fields")
         make.gauge("vllm:engine_sleep_state", "awake").set(1)
+        _expose_what_is_always_zero(make)
         facts = (info.block_size, config.kv_cache_dtype, config.enable_prefix_caching, info.num_blocks, info.num_stages)
         assert len(facts) == len(CACHE_FACTS)
         make.gauge("vllm:cache_config_info", *map(str, facts)).set(1)
@@ -121,3 +122,11 @@ class Metrics:
     def render(self) -> bytes:
         """The text that a Prometheus server reads."""
         return generate_latest(self.registry)
+
+
+def _expose_what_is_always_zero(make: MetricMaker) -> None:
+    """vLLM's metrics of adapters and drafts, so that panels and alerts on them say 0 and not "no data"."""
+    make.gauge("vllm:lora_requests_info", "0", "", "").set(0)
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+        make.counter(f"vllm:spec_decode_{name}")
+    make.counter("vllm:spec_decode_num_accepted_tokens_per_pos", "0")

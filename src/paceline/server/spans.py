@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 2.0  # for the last spans to be sent
 _COMPUTE = ("prefill_compute", "decode_compute")
 _EXECUTE = (*_COMPUTE, "waiting_in_pipeline")
+_SCHEDULER = ("queued", "held_by_pace")
 
 Attributes = dict[str, Any]
 
@@ -188,7 +189,7 @@ def attributes_of(generation: Generation, times: Times, request_id: str, model: 
 
 
 async def _parts(generation: Generation, record: TraceReader) -> Attributes:
-    """From the record: how long stages computed batches with the request, and how long it was in the pipeline at all."""
+    """From the record: how long stages computed batches with the request, how long it was in the pipeline, how long not."""
     try:
         history = await record.catch_up()
     except EngineDeadError:
@@ -198,7 +199,8 @@ async def _parts(generation: Generation, record: TraceReader) -> Attributes:
     known = [parts for parts in totals if parts is not None]
     if not known:
         return {}
+    of_names = {"model_forward": _COMPUTE, "model_execute": _EXECUTE, "scheduler": _SCHEDULER}
     return {
-        "gen_ai.latency.time_in_model_forward": max(sum(parts[name] for name in _COMPUTE) for parts in known),
-        "gen_ai.latency.time_in_model_execute": max(sum(parts[name] for name in _EXECUTE) for parts in known),
+        f"gen_ai.latency.time_in_{what}": max(sum(parts[name] for name in names) for parts in known)
+        for what, names in of_names.items()
     }

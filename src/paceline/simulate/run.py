@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ import msgspec
 
 from paceline.engine.core import EngineCore
 from paceline.messages import AddRequest, CoreStats, Plan, RequestOutput, StageTimes, ToCore
+from paceline.pipeline.timing import PricedTiming, Timing
 from paceline.pipeline.virtual import VirtualClock, VirtualPipeline
 from paceline.sampling_params import SamplingParams
 from paceline.scheduling import Batch, SchedulerOptions
@@ -28,7 +28,7 @@ class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's options by their own names, and what only a simulation has.
 
     Attributes:
-        jitter: standard deviation of stage times, relative; 0: every stage takes exactly what the cost model says.
+        jitter: standard deviation of stage times, relative, where no timing is given.
         known_cost: the policy begins with the pipeline's own cost model; if not, it has to learn it.
     """
 
@@ -120,23 +120,20 @@ def simulate(
     requests: Sequence[SimulatedRequest],
     options: SimulationOptions,
     *,
+    timing: Timing | None = None,
     on_batch: Callable[[Batch], None] | None = None,
     on_times: Callable[[Plan, list[StageTimes]], None] | None = None,
 ) -> Simulation:
-    """Serve the requests, sorted by arrival, on a virtual pipeline with these stage times.
+    """Serve the requests, sorted by arrival, on a virtual pipeline.
 
     Args:
+        cost: what the policies are told, and how long things take where `timing` does not say otherwise.
         on_batch: told of every batch when it is made.
         on_times: told of every batch and when each stage works on it.
     """
     clock = VirtualClock()
     arrivals = _Arrivals(requests, clock)
     times = [RequestTimes(request.arrival) for request in requests]
-    draw = random.Random(options.seed)
-    sigma = options.jitter
-
-    def jitter() -> float:
-        return max(0.1, draw.gauss(1.0, sigma))
 
     def emit(outputs: list[RequestOutput]) -> None:
         for output in outputs:
@@ -145,11 +142,10 @@ def simulate(
             line.error = line.error or output.error
 
     pipeline = VirtualPipeline(
-        cost,
+        timing or PricedTiming(cost, options.jitter, options.seed),
         clock,
         arrivals.next_mail,
         loop_back=options.loop_back,
-        jitter=jitter if sigma > 0.0 else None,
         on_times=on_times,
     )
     scheduler_options = SchedulerOptions(

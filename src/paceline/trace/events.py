@@ -38,6 +38,8 @@ class Facts(msgspec.Struct, frozen=True):
     num_blocks: int = 0
     block_size: int = 0
     pacing: str = ""
+    max_num_batched_tokens: int = 0  # 0: not on record
+    max_num_seqs: int = 0
     started: float = 0.0  # the core began to load the model
     ready: float = 0.0  # the pipeline could take requests
 
