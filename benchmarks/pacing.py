@@ -2,7 +2,7 @@
 
 python benchmarks/pacing.py [--part virtual|real|all] [--seeds 5] [--repeats 3] [--out docs] [--runs FOLDER]
 
-The virtual part takes about three minutes on two cores; the real one about an hour, on a machine that does
+The virtual part takes about three minutes on two cores; the real one an hour and a half, on a machine that does
 nothing else. A real run that is in --runs already is not made again: remove the folder to begin anew.
 Tables replace what stands between the markers `<!-- NAME -->` and `<!-- /NAME -->` of the page.
 """

@@ -90,7 +90,7 @@ class EngineConfig:
         "Layers per stage, such as 18,12; auto balances the work, embedding and head included.",
     )
     expected_prompt_share: float = option(
-        0.6,
+        0.67,
         PIPELINE,
         "Part of all computed tokens that are prompt tokens; the automatic split balances this mix.",
         low=0.0,
@@ -145,7 +145,9 @@ class EngineConfig:
         high=2**20,
     )
 
-    block_size: int = option(16, CACHE, "Tokens per KV cache block.", low=1, high=1024)
+    block_size: int = option(
+        16, CACHE, "Tokens per KV cache block; multiples of 16 are fastest on CPUs.", low=1, high=1024
+    )
     num_blocks: int | None = option(
         None, CACHE, "KV cache blocks. Not given: as many as the memory allows.", low=1, high=2**31 - 1
     )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.config import EngineConfig
 from paceline.errors import ConfigError
 from paceline.models.layer_split import DEFAULT_PROMPT_SHARE, balanced, imbalance, layers_that_fit, split_layers
 from paceline.models.model_cost import ModelCost, expected_work, operation_count
@@ -37,13 +38,15 @@ def splits(num_layers: int, num_stages: int) -> list[list[int]]:
 def test_smollm2_on_two_stages() -> None:
     """Layers and head take turns in being the larger part: a chat's mix lies between decode and prefill."""
     assert split_layers(spec(), 2, prompt_share=0.0) == [18, 12]
-    assert split_layers(spec(), 2) == [17, 13]
+    assert split_layers(spec(), 2) == [16, 14]
+    assert split_layers(spec(), 2, prompt_share=0.5) == [17, 13]
     assert split_layers(spec(), 2, prompt_share=0.3) == [18, 12]
     assert split_layers(spec(), 2, prompt_share=1.0) == [15, 15]
 
 
 @pytest.mark.parametrize("stages", [2, 3])
 def test_smollm2_is_even_on_the_default_mix(stages: int) -> None:
+    assert EngineConfig().expected_prompt_share == DEFAULT_PROMPT_SHARE
     cost = operation_count(spec())
     one = [1.0] * stages
     assert imbalance(one) == 1.0
@@ -118,6 +121,9 @@ def test_a_head_larger_than_all_layers_leaves_the_last_stage_one_layer() -> None
 
 def test_a_split_given_by_hand() -> None:
     assert split_layers(spec(), 3, "5, 5,20") == [5, 5, 20]
+    assert split_layers(spec(), 2, "18,12", most=[18, 12]) == [18, 12]
+    with pytest.raises(ConfigError, match="--layer-split 18,12: stage 1 has memory for 11 layers"):
+        split_layers(spec(), 2, "18,12", most=[18, 11])
 
 
 @pytest.mark.parametrize(

@@ -210,4 +210,4 @@ for path, stages in (({str(smollm2_gguf)!r}, 2), ({str(folder)!r}, 2)):
 print("torch" in sys.modules, "transformers" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[17, 13]", "[1, 1]", "False False"]
+    assert done.stdout.splitlines() == ["[16, 14]", "[1, 1]", "False False"]

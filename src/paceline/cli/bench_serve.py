@@ -124,6 +124,11 @@ def _add_output(output: argparse._ArgumentGroup) -> None:
     output.add_argument("--output-json", metavar="FILE", help="Also write the result as JSON to this file.")
     output.add_argument("--save-result", action="store_true", help="The same, to --result-dir/--result-filename.")
     output.add_argument("--save-detailed", action="store_true", help="With times, texts and errors of every request.")
+    output.add_argument(
+        "--plot-timeline",
+        metavar="FILE.svg",
+        help="Draw every request's life; the JSON gets what --save-detailed adds.",
+    )
     output.add_argument("--append-result", action="store_true", help="Add a line to the file instead of replacing it.")
     output.add_argument("--result-dir", metavar="DIR", default=".", help="(default: the current folder)")
     output.add_argument("--result-filename", metavar="NAME", help="Not given: made of backend, rate, model and date.")
@@ -141,7 +146,9 @@ def run(args: argparse.Namespace) -> int:
     load = _load(args)
     shown = listed("percentile_metrics", args.percentile_metrics, LATENCIES)
     target = writable(args.output_json)
+    plot = writable(args.plot_timeline, "plot_timeline")
     saved = _saved_to(args, load)
+    from paceline.bench.plot import timeline_svg
     from paceline.bench.report import serve_text
     from paceline.bench.served import measure_server
 
@@ -149,6 +156,11 @@ def run(args: argparse.Namespace) -> int:
     text = json.dumps(result, indent=2, allow_nan=False)
     if target is not None:
         target.write_text(text + "\n", encoding="utf-8")
+    if plot is not None:
+        title = (
+            f"{result['model_id']}: {result['completed']} requests, {result['output_throughput']:.1f} output tokens/s"
+        )
+        plot.write_text(timeline_svg(result, title), encoding="utf-8")
     if saved is not None:
         with saved.open("a" if args.append_result else "w", encoding="utf-8") as file:
             file.write(json.dumps(result, allow_nan=False) + "\n")
@@ -196,7 +208,7 @@ def _load(args: argparse.Namespace) -> ServedLoad:
         extra_body=json_object("extra_body", args.extra_body or "{}"),
         goodput=limits("goodput", args.goodput, ("ttft", "tpot", "e2el")),
         percentiles=tuple(number("metric_percentiles", p, 0, 100) for p in args.metric_percentiles.split(",")),
-        detailed=args.save_detailed,
+        detailed=args.save_detailed or args.plot_timeline is not None,
         metadata=pairs("metadata", args.metadata),
     )
 

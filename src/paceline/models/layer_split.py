@@ -9,9 +9,7 @@ from paceline.errors import ConfigError
 from paceline.models.model_cost import ModelCost, expected_work, operation_count
 from paceline.models.spec import ModelSpec, layer_tensors, stage_tensors
 
-DEFAULT_PROMPT_SHARE = (
-    0.6  # of computed tokens: chats have longer prompts than answers, and cached beginnings are not computed
-)
+DEFAULT_PROMPT_SHARE = 0.67  # of computed tokens: two of a prompt for each one of an answer, as chats have them
 
 
 def split_layers(
@@ -56,6 +54,10 @@ def split_layers(
     if sum(counts) != spec.num_layers or min(counts) < 1:
         fix = f"Each must be at least 1, and they must add up to {spec.num_layers}"
         raise ConfigError("layer_split", given, f"the model has {spec.num_layers} layers", fix)
+    for stage, (count, room) in enumerate(zip(counts, most or counts, strict=True)):
+        if count > room:
+            problem = f"stage {stage} has memory for {room} layers (--stage-memory)"
+            raise ConfigError("layer_split", given, problem, "Give it fewer layers or more memory.")
     return counts
 
 

@@ -1,31 +1,41 @@
-"""How long things take in a virtual pipeline: what the cost model says, or that with the spread of a real run."""
+"""How long things take in a virtual pipeline: what the cost model says, or, elsewhere, what they took in a real run."""
 
 from __future__ import annotations
 
 import random
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from paceline.scheduling.cost_model import CostModel, Work
 
 SHORTEST = 0.1  # of a stage's predicted time, however the spread is drawn
 
 
+class BatchTimes(NamedTuple):
+    """Of one batch, in seconds.
+
+    Attributes:
+        plan: from when the core can make it until stage 0 has its plan.
+        stages: each stage's computing.
+        turnaround: from the end of one batch on a stage until this one can start there, if it has come before that.
+        link: from the end of one stage until the next has it, or, after the last, stage 0 its tokens.
+        result: from the end of the last stage until the core has the result.
+    """
+
+    plan: float
+    stages: Sequence[float]
+    turnaround: float
+    link: float
+    result: float
+
+
 class Timing(Protocol):
-    """Seconds for a batch with this work, drawn anew each time where they vary."""
+    """What batches take, drawn anew for each where it varies."""
 
     num_stages: int
 
-    def plan(self, work: Work) -> float:
-        """From when the core can make the batch until stage 0 has its plan."""
-
-    def stage(self, stage: int, work: Work) -> float:
-        """Of the stage's computing."""
-
-    def link(self, work: Work) -> float:
-        """From the end of one stage until the next has the batch, or, after the last, stage 0 its tokens."""
-
-    def result(self, work: Work) -> float:
-        """From the end of the last stage until the core has the result."""
+    def times(self, work: Work, now: float) -> BatchTimes:
+        """Of a batch with this work that can be made at this moment, in seconds since the start."""
 
 
 class PricedTiming:
@@ -41,11 +51,9 @@ class PricedTiming:
         self._jitter = jitter
         self._draw = random.Random(seed)
 
-    def stage(self, stage: int, work: Work) -> float:
-        seconds = self._cost.time(stage, work)
-        return seconds * max(SHORTEST, self._draw.gauss(1.0, self._jitter)) if self._jitter else seconds
-
-    def link(self, work: Work) -> float:
-        return self._cost.link.time(work.token)
-
-    plan = result = link
+    def times(self, work: Work, now: float) -> BatchTimes:
+        link = self._cost.link.time(work.token)
+        stages = [stage.time(work) for stage in self._cost.stages]
+        if self._jitter:
+            stages = [seconds * max(SHORTEST, self._draw.gauss(1.0, self._jitter)) for seconds in stages]
+        return BatchTimes(link, stages, 0.0, link, link)

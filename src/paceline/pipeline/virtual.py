@@ -58,15 +58,14 @@ class VirtualPipeline:
     def submit(self, plan: Plan) -> None:
         work = work_of(plan.slices)
         times: list[StageTimes] = []
-        timing = self._timing
-        plan_received = self._clock.now + timing.plan(work)
+        takes = self._timing.times(work, self._clock.now)
+        plan_received = self._clock.now + takes.plan
         at = max([plan_received, *(self._token_at[s.request] for s in plan.slices if s.runs_ahead)])
         finished = at
-        for stage in range(timing.num_stages):
+        for stage, seconds in enumerate(takes.stages):
             if stage:
-                at = finished + timing.link(work)
-            started = max(at, self._free_at[stage])
-            seconds = timing.stage(stage, work)
+                at = finished + takes.link
+            started = max(at, self._free_at[stage] + takes.turnaround)
             finished = self._free_at[stage] = started + seconds
             times.append(StageTimes(stage, plan_received, at, started, finished, seconds, finished))
         tokens = [SampledToken(s.request, s.generation, TOKEN) for s in plan.slices if s.samples]
@@ -74,10 +73,10 @@ class VirtualPipeline:
             self._on_times(plan, times)
         for number in plan.released:
             self._token_at.pop(number, None)
-        back_at = finished + timing.link(work)
+        back_at = finished + takes.link
         self._token_at.update((s.request, back_at) for s in plan.slices if s.samples)
         # Results keep their order: one that is late holds up those behind it.
-        told_at = max(finished + timing.result(work), self._results[-1][0] if self._results else 0.0)
+        told_at = max(finished + takes.result, self._results[-1][0] if self._results else 0.0)
         self._results.append((told_at, BatchResult(plan.epoch, plan.batch, tokens, times)))
 
     def collect(self) -> BatchResult | None:

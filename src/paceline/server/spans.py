@@ -199,8 +199,9 @@ async def _parts(generation: Generation, record: TraceReader) -> Attributes:
     known = [parts for parts in totals if parts is not None]
     if not known:
         return {}
-    of_names = {"model_forward": _COMPUTE, "model_execute": _EXECUTE, "scheduler": _SCHEDULER}
-    return {
-        f"gen_ai.latency.time_in_{what}": max(sum(parts[name] for name in names) for parts in known)
-        for what, names in of_names.items()
+    of_names = {
+        "gen_ai.latency.time_in_model_forward": _COMPUTE,
+        "gen_ai.latency.time_in_model_execute": _EXECUTE,
+        "gen_ai.latency.time_in_scheduler": _SCHEDULER,
     }
+    return {what: max(sum(parts[name] for name in names) for parts in known) for what, names in of_names.items()}

@@ -16,6 +16,7 @@ from paceline.scheduling import Batch, SchedulerOptions
 from paceline.scheduling.cost_model import CostModel
 from paceline.simulate.loads import SimulatedRequest
 from paceline.trace.events import Facts
+from paceline.trace.file import TraceFile
 from paceline.trace.history import History
 from paceline.trace.idle import CAUSES
 from paceline.trace.recorder import Recorder
@@ -121,6 +122,7 @@ def simulate(
     options: SimulationOptions,
     *,
     timing: Timing | None = None,
+    trace_file: TraceFile | None = None,
     on_batch: Callable[[Batch], None] | None = None,
     on_times: Callable[[Plan, list[StageTimes]], None] | None = None,
 ) -> Simulation:
@@ -128,6 +130,7 @@ def simulate(
 
     Args:
         cost: what the policies are told, and how long things take where `timing` does not say otherwise.
+        trace_file: gets the record, as of a real engine.
         on_batch: told of every batch when it is made.
         on_times: told of every batch and when each stage works on it.
     """
@@ -162,7 +165,17 @@ def simulate(
         cost=cost if options.known_cost else None,
         cost_is_calibrated=options.known_cost,
     )
-    recorder = Recorder(clock, Facts(stages=len(cost.stages), depth=pipeline.depth, pacing=options.pacing))
+    facts = Facts(
+        model="simulated",
+        stages=len(cost.stages),
+        depth=pipeline.depth,
+        num_blocks=options.num_blocks,
+        block_size=options.block_size,
+        pacing=options.pacing,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+    )
+    recorder = Recorder(clock, facts, file=trace_file)
     reader = _Reader(recorder)
     core = EngineCore(
         scheduler_options, pipeline, arrivals, emit, on_batch=on_batch, clock=clock, hash_key=b"", recorder=recorder

@@ -8,15 +8,17 @@ results that the core finds together end up in one batch, so it is not enough to
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
+from itertools import chain, cycle, pairwise
+from statistics import mean, median
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from paceline.messages import Slice
+from paceline.pipeline.timing import BatchTimes
 from paceline.scheduling.cost_fit import CostFit, PriceFit
 from paceline.scheduling.cost_model import CostModel, LinkCost, StageCost, Work, uniform, work_of
 from paceline.simulate.loads import SimulatedRequest
@@ -25,26 +27,31 @@ from paceline.trace.history import History
 from paceline.trace.lives import BatchRecord
 
 FEWEST_BATCHES = 32
-NEIGHBOURS = 64  # a draw is among so many batches of about the same size
+FEWEST_ALIKE = 32  # batches of a size class
+CERTAINLY_THERE = 2e-3  # seconds; what was sent so long ago has arrived
+SIZE_CLASS = 1.1  # the largest of it against the smallest, by price, where there are enough
+
+T = TypeVar("T")
 
 
-class Spread:
-    """Values that were seen at certain sizes; draws one that was seen near the size asked for.
+@dataclass(frozen=True)
+class Seen(Generic[T]):
+    """What was seen, and when, in order of time."""
 
-    Args:
-        seen: (size, value) pairs, at least one.
-    """
+    moments: list[float]
+    values: list[T]
 
-    def __init__(self, seen: Sequence[tuple[float, float]]) -> None:
-        pairs = sorted(seen)
-        self._sizes = [size for size, _ in pairs]
-        self._values = [value for _, value in pairs]
+    def replay(self, since: float) -> Iterator[T]:
+        """The values from that moment on, round and round."""
+        first = bisect_left(self.moments, since)
+        return cycle(chain(self.values[first:], self.values[:first]))
 
-    def draw(self, size: float, random_number: Callable[[], float]) -> float:
-        """A value; `random_number` gives one from 0 to 1, 1 excluded."""
-        first = bisect_left(self._sizes, size) - NEIGHBOURS // 2
-        first = max(0, min(first, len(self._sizes) - NEIGHBOURS))
-        return self._values[first + int(random_number() * min(NEIGHBOURS, len(self._values)))]
+
+class SizeClass(NamedTuple):
+    """Batches of about one size: the highest price, over all stages, and of each what its stages took against their prices."""
+
+    most: float
+    parts: Seen[list[float]]
 
 
 @dataclass(frozen=True)
@@ -53,37 +60,43 @@ class Served:
 
     Attributes:
         cost: prices fitted to it.
-        stages: per stage, what batches took in relation to their price, by that price.
-        plans, links, results: seconds of transfers by the batch's tokens: see :class:`paceline.pipeline.timing.Timing`.
+        begin, end: of the record.
+        classes: by size, smallest first.
+        plans, turnarounds, links, results: seconds, as in :class:`paceline.pipeline.timing.BatchTimes`.
     """
 
     cost: CostModel
-    stages: list[Spread]
-    plans: Spread
-    links: Spread
-    results: Spread
+    begin: float
+    end: float
+    classes: list[SizeClass]
+    plans: Seen[float]
+    turnarounds: Seen[float]
+    links: Seen[float]
+    results: Seen[float]
 
 
 class ServedTiming:
-    """The prices of a record with the spread around them, drawn by seed."""
+    """Prices of a record, times what recorded batches of about that size took against theirs.
+
+    Slow moments of a machine last longer than a batch and slow down all stages. So nothing is drawn for a batch by itself:
+    what was seen comes again in its order, from a moment that the seed decides.
+    """
 
     def __init__(self, served: Served, seed: int = 0) -> None:
-        self.num_stages = len(served.stages)
-        self._served = served
-        self._random = random.Random(seed).random
+        self.num_stages = len(served.cost.stages)
+        self._stages = served.cost.stages
+        since = random.Random(seed).uniform(served.begin, served.end)
+        self._most = [size.most for size in served.classes[:-1]]
+        self._parts = [size.parts.replay(since) for size in served.classes]
+        self._plans, self._turnarounds, self._links, self._results = (
+            seen.replay(since) for seen in (served.plans, served.turnarounds, served.links, served.results)
+        )
 
-    def stage(self, stage: int, work: Work) -> float:
-        price = self._served.cost.time(stage, work)
-        return price * self._served.stages[stage].draw(price, self._random)
-
-    def plan(self, work: Work) -> float:
-        return self._served.plans.draw(work.token, self._random)
-
-    def link(self, work: Work) -> float:
-        return self._served.links.draw(work.token, self._random)
-
-    def result(self, work: Work) -> float:
-        return self._served.results.draw(work.token, self._random)
+    def times(self, work: Work, now: float) -> BatchTimes:
+        prices = [stage.time(work) for stage in self._stages]
+        parts = next(self._parts[bisect_left(self._most, sum(prices))])
+        stages = [price * part for price, part in zip(prices, parts, strict=True)]
+        return BatchTimes(next(self._plans), stages, next(self._turnarounds), next(self._links), next(self._results))
 
 
 def served(history: History) -> Served:
@@ -96,23 +109,22 @@ def served(history: History) -> Served:
     if len(batches) < FEWEST_BATCHES:
         raise ValueError(f"has {len(batches)} whole batches on record, and a simulation needs {FEWEST_BATCHES} or more")
     works = [work_of(_slices(batch)) for batch in batches]
-    stages = _fit(works, [[passage.finished - passage.started for passage in batch.passages] for batch in batches])
-    spreads = [
-        Spread(
-            [
-                (price, (passages[i].finished - passages[i].started) / price)
-                for work, passages in zip(works, (batch.passages for batch in batches), strict=True)
-                if (price := stage.time(work)) > 0.0
-            ]
-        )
-        for i, stage in enumerate(stages)
-    ]
-    links = list(_links(batches))
-    fixed = sum(seconds for _, seconds in links) / len(links)
-    results = [(batch.num_tokens, max(0.0, (batch.done or 0.0) - batch.passages[-1].finished)) for batch in batches]
-    plans = list(_plans(history, batches))
-    cost = CostModel(tuple(stages), LinkCost(fixed=fixed))
-    return Served(cost, spreads, Spread(plans), Spread(links), Spread(results))
+    seconds = [[passage.finished - passage.started for passage in batch.passages] for batch in batches]
+    stages = _fit(works, seconds)
+    nothing = [(batches[0].at, 0.0)]  # a single stage sends to none
+    links, turnarounds = _seen(list(_links(batches)) or nothing), _seen(list(_turnarounds(batches)) or nothing)
+    cost = CostModel(tuple(stages), LinkCost(fixed=mean(links.values)))
+    classes = _size_classes(cost, batches, works, seconds)
+    return Served(
+        cost,
+        batches[0].at,
+        batches[-1].at,
+        classes,
+        _seen(_plans(history, batches)),
+        turnarounds,
+        links,
+        _seen(_results(batches)),
+    )
 
 
 def served_load(history: History) -> list[SimulatedRequest]:
@@ -148,16 +160,60 @@ def _fit(works: list[Work], seconds: list[list[float]]) -> list[StageCost]:
     return stages
 
 
+def _size_classes(
+    cost: CostModel, batches: list[BatchRecord], works: list[Work], seconds: list[list[float]]
+) -> list[SizeClass]:
+    """Each has enough batches, and no larger a span of prices than that takes."""
+    priced = []
+    for batch, work, took in zip(batches, works, seconds, strict=True):
+        prices = [stage.time(work) for stage in cost.stages]
+        if min(prices) > 0.0:
+            priced.append((sum(prices), batch.at, [spent / price for spent, price in zip(took, prices, strict=True)]))
+    priced.sort(key=lambda one: one[0])
+    classes = []
+    begin = 0
+    for i, (price, _, _) in enumerate(priced, 1):
+        is_whole = i - begin >= FEWEST_ALIKE and (i == len(priced) or priced[i][0] > SIZE_CLASS * priced[begin][0])
+        if (is_whole and len(priced) - i >= FEWEST_ALIKE) or i == len(priced):
+            classes.append(SizeClass(price, _seen((at, parts) for _, at, parts in priced[begin:i])))
+            begin = i
+    return classes
+
+
+def _seen(pairs: Iterable[tuple[float, T]]) -> Seen[T]:
+    in_order = sorted(pairs, key=lambda pair: pair[0])
+    return Seen([at for at, _ in in_order], [value for _, value in in_order])
+
+
 def _links(batches: list[BatchRecord]) -> Iterator[tuple[float, float]]:
-    """Tokens and seconds from the end of a batch on one stage to its start on the next, where that had nothing else to do."""
+    """When, and seconds from the end of a batch on one stage to its start on the next, where that had nothing else to do."""
     for before, batch in pairwise(batches):
         for sender, receiver in pairwise(batch.passages):
             if before.passages[receiver.stage].finished < sender.finished:
-                yield batch.num_tokens, max(0.0, receiver.started - sender.finished)
+                yield sender.finished, max(0.0, receiver.started - sender.finished)
+
+
+def _turnarounds(batches: list[BatchRecord]) -> Iterator[tuple[float, float]]:
+    """When, and seconds from the end of a batch on a stage to the start of the next one, which was there already."""
+    for before, batch in pairwise(batches):
+        for sender, receiver in pairwise(batch.passages):
+            free = before.passages[receiver.stage].finished
+            if sender.sent + CERTAINLY_THERE < free:
+                yield free, max(0.0, receiver.started - free)
+
+
+def _results(batches: list[BatchRecord]) -> Iterator[tuple[float, float]]:
+    """When, and seconds from the end of the last stage until the core had the result, where it had those before already."""
+    known = 0.0
+    for batch in batches:
+        finished, done = batch.passages[-1].finished, batch.done or 0.0
+        if known <= finished:
+            yield finished, max(0.0, done - finished)
+        known = done
 
 
 def _plans(history: History, batches: list[BatchRecord]) -> Iterator[tuple[float, float]]:
-    """Tokens and seconds from what let the core make a batch (a result, a request) until an idle stage 0 has its plan."""
+    """When, and seconds from what let the core make a batch (a result, a request) until an idle stage 0 has its plan."""
     moments = sorted(
         [batch.done for batch in batches if batch.done is not None]
         + [request.arrived for request in history.requests.values()]
@@ -168,6 +224,9 @@ def _plans(history: History, batches: list[BatchRecord]) -> Iterator[tuple[float
         if before.passages[0].finished < batch.at
     ]
     hop = median(hops) if hops else 0.0
+    made = 0.0
     for batch in batches:
-        since = moments[max(0, bisect_left(moments, batch.at) - 1)]
-        yield batch.num_tokens, max(0.0, batch.at - since) + hop
+        since = moments[max(0, bisect_right(moments, batch.at) - 1)]
+        if made <= since:  # else it is the second one that the same news let the core make
+            yield batch.at, max(0.0, batch.at - since) + hop
+        made = batch.at

@@ -32,7 +32,7 @@ from paceline.scheduling.pacing.base import Grant, PacingPolicy, Surroundings
 
 MOST_BATCHES = 8.0  # over which pending prefill is spread; more only delays first tokens (docs/pacing.md)
 DECODE_WEIGHT = 0.1  # of a second that a decode waits, against one before a first token
-FIXED_PART = 0.01  # batches are no longer than it takes to keep their fixed time to this part
+FIXED_PART = 0.03  # batches are no longer than it takes to keep their fixed time to this part
 UNNOTICED_PART = 0.02  # decodes that lengthen a batch by no more need not be spread
 HOLD = 0.9  # how much of the last batch's prefill time the next one gets at least
 SMALLEST_GRANT = 32  # tokens after no context: their time is granted to every batch
