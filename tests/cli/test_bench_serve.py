@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -67,6 +68,15 @@ def test_results_are_saved_as_one_likes(running: Running, tmp_path: Path, capsys
     assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 2
 
 
+def test_every_request_is_in_the_picture(running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "run.svg"
+    assert bench(running, "--plot-timeline", str(picture), "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    root = ElementTree.fromstring(picture.read_text(encoding="utf-8"))
+    assert root.attrib["aria-label"].startswith(f"{result['completed']} requests over ")
+    assert len(result["start_times"]) == result["completed"]
+
+
 def test_a_tokenizer_of_ones_own(running: Running, smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--tokenizer", str(smollm2_gguf), "--num-warmups", "0", "--backend", "openai", "--no-ignore-eos"]
     assert bench(running, *flags) == 1  # its ids are beyond the tiny model's vocabulary
@@ -110,6 +120,7 @@ def test_a_missing_key_is_explained(running: Running, capsys: pytest.CaptureFixt
         (["--extra-body", "[1]"], "--extra-body"),
         (["--metadata", "alone"], "KEY=VALUE"),
         (["--output-json", "/nowhere/x.json"], "--output-json"),
+        (["--plot-timeline", "/nowhere/x.svg"], "--plot-timeline"),
         (["--save-result", "--result-dir", "/nowhere"], "--result-dir /nowhere"),
     ],
 )
