@@ -134,14 +134,20 @@ def test_a_simulated_run_can_be_explained(tmp_path: Path, capsys: pytest.Capture
     [
         (["--stages", "3"], "--stages 3: is not what"),
         (["--jitter", "0.1"], "--jitter 0.1: is not for"),
+        (["--rate", "3"], "--rate 3: is for requests that are drawn"),
+        (["--num-prompts", "30"], "--num-prompts 30: is for requests that are drawn"),
+        (["--trace-file", "RECORD"], "is what the simulation is made from"),
     ],
 )
 def test_what_a_record_fixes_cannot_be_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    write(tmp_path / "record", requests(seed=3, count=10), PricedTiming(COST))
-    assert main(["simulate", "--cost", str(tmp_path / "record"), *arguments]) == 2
+    path = tmp_path / "record"
+    write(path, requests(seed=3, count=10), PricedTiming(COST))
+    given = [str(path) if argument == "RECORD" else argument for argument in arguments]
+    assert main(["simulate", "--cost", str(path), *given]) == 2
     assert said in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["record"]
 
 
 def test_too_short_a_record_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--pacing", choices=list(POLICIES), help="how much goes into a batch (default: paced)")
     parser.add_argument("--load", metavar="short|mixed|long|FILE", help="requests (default: short)")
     parser.add_argument("--rate", metavar="R", help="requests per second, or inf (default: near the preset's capacity)")
-    parser.add_argument("--num-prompts", metavar="N", default="300", help="requests to draw (default: 300)")
+    parser.add_argument("--num-prompts", metavar="N", help="requests to draw (default: 300)")
     parser.add_argument("--seed", metavar="N", default="0", help="of arrivals, lengths and spread (default: 0)")
     parser.add_argument("--max-num-batched-tokens", metavar="N", help="(default: 2048)")
     parser.add_argument("--max-num-seqs", metavar="N", help="(default: 256)")
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         seed=seed,
     )
     timing = None if record is None else ServedTiming(record.served, seed)
-    file = None if args.trace_file is None else TraceFile(args.trace_file, sys.maxsize)
+    file = None if args.trace_file is None else TraceFile(_unread(args.trace_file, args), sys.maxsize)
     try:
         simulation = simulate(cost, requests, chosen, timing=timing, trace_file=file)
     finally:
@@ -112,6 +112,13 @@ def run(args: argparse.Namespace) -> int:
     result = about | simulated_figures(simulation, requests, chosen)
     print(json.dumps(result, indent=2, allow_nan=False) if args.json else simulated_text(result))
     return 1 if result["failed"] else 0
+
+
+def _unread(path: Path, args: argparse.Namespace) -> Path:
+    """The file to write, which must be none of those that were read."""
+    if path.exists() and any(Path(read).exists() and path.samefile(read) for read in (args.cost, args.load) if read):
+        raise ConfigError("trace_file", str(path), "is what the simulation is made from", "Name another file.")
+    return path
 
 
 def _cost(args: argparse.Namespace) -> tuple[CostModel, Record | None]:
@@ -157,6 +164,10 @@ def _load(args: argparse.Namespace, seed: int) -> tuple[float, list[SimulatedReq
     load = args.load or "short"
     if load not in LOADS:
         path = Path(load)
+        for name in ("rate", "num_prompts"):
+            if (given := getattr(args, name)) is not None:
+                problem = f"is for requests that are drawn, and {load} says which ones come when"
+                raise ConfigError(name, given, problem, "Leave it out, or give another --load.")
         requests = read_record(path).load if path.exists() and is_record(path) else read_load(path)
         last = requests[-1].arrival
         return (len(requests) / last if last > 0.0 else math.inf), requests
@@ -168,7 +179,7 @@ def _load(args: argparse.Namespace, seed: int) -> tuple[float, list[SimulatedReq
         rate = RATES[args.cost, load]
     else:
         rate = number("rate", args.rate, 0, math.inf)
-    num_prompts = _whole("num_prompts", args.num_prompts)
+    num_prompts = _whole("num_prompts", args.num_prompts or "300")
     if rate * LATEST_ARRIVAL < 10 * num_prompts:
         raise ConfigError("rate", args.rate, "lets the requests arrive in many years only", "Give more, or inf.")
     return rate, draw_load(load, num_prompts, rate if math.isfinite(rate) else None, seed)
