@@ -55,4 +55,4 @@ def test_a_failed_request_is_one_bar_of_its_own_colour() -> None:
 def test_any_number_of_requests_makes_a_picture(count: int) -> None:
     root = ElementTree.fromstring(timeline_svg(figures(*[(float(i), 0.0, [], "") for i in range(count)]), "many"))
     assert float(root.attrib["viewBox"].split()[3]) < 1300
-    assert root.attrib["aria-label"].startswith(f"{count} requests")
+    assert root.attrib["aria-label"].startswith(f"{count} request")

@@ -83,8 +83,14 @@ def test_a_tokenizer_of_ones_own(running: Running, smollm2_gguf: Path, capsys: p
     assert "out_of_range" in capsys.readouterr().err
 
 
-def test_failures_give_code_1(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_give_code_1(running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running.site.engine.fail_after = 2
+    assert bench(running, "--num-warmups", "0", "--plot-timeline", str(tmp_path / "x.svg")) == 1
+    assert "failed" in (tmp_path / "x.svg").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert bench(running, "--num-warmups", "0", "--model", "nosuch", "--output-json", str(tmp_path / "x.json")) == 1
+    assert not (tmp_path / "x.json").exists()
+    capsys.readouterr()
     assert bench(running, "--num-warmups", "0") == 1
     told = capsys.readouterr()
     assert told.out == ""
@@ -121,6 +127,8 @@ def test_a_missing_key_is_explained(running: Running, capsys: pytest.CaptureFixt
         (["--metadata", "alone"], "KEY=VALUE"),
         (["--output-json", "/nowhere/x.json"], "--output-json"),
         (["--plot-timeline", "/nowhere/x.svg"], "--plot-timeline"),
+        (["--plot-timeline", "/tmp"], "--plot-timeline /tmp: is a folder"),
+        (["--plot-timeline", ""], "is a folder"),
         (["--save-result", "--result-dir", "/nowhere"], "--result-dir /nowhere"),
     ],
 )

@@ -150,6 +150,36 @@ def test_what_a_record_fixes_cannot_be_given(
     assert [file.name for file in tmp_path.iterdir()] == ["record"]
 
 
+@pytest.mark.parametrize(("read", "written"), [("t", "t"), ("t.1", "t"), ("t", "t.1"), ("./t.1", "t")])
+@pytest.mark.parametrize("option", ["--cost", "--load"])
+def test_no_record_is_written_over_what_is_read(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    read: str,
+    written: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("t"), requests(seed=3, count=10), PricedTiming(COST))
+    write(Path("t"), requests(seed=4, count=10), PricedTiming(COST))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert set(before) == {"t", "t.1"}
+    assert main(["simulate", option, read, "--trace-file", written]) == 2
+    assert f"--trace-file {written}: is what the simulation is made from" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_record_for_the_cost_alone_needs_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "record", requests(seed=3, count=10), PricedTiming(COST))
+    assert main(["simulate", "--cost", str(tmp_path / "record"), "--load", "short"]) == 2
+    assert "--rate" in (said := capsys.readouterr().err)
+    assert "None" not in said
+    for given in ("", str(tmp_path)):
+        assert main(["simulate", "--cost", given]) == 2
+        assert "is neither a preset nor a file" in capsys.readouterr().err
+
+
 def test_too_short_a_record_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "record"
     write(path, [SimulatedRequest(0.0, 10, 3)], PricedTiming(COST))

@@ -89,6 +89,18 @@ def test_a_file_that_cannot_be_made_names_the_option(tmp_path: Path) -> None:
         list(read_lines(tmp_path / "none"))
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_regular_file_is_left_where_it_is(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "there"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    with pytest.raises(ConfigError, match=f"--trace-file {path}: is no regular file"):
+        TraceFile(path, 1000)
+    assert [file.name for file in tmp_path.iterdir()] == ["there"]
+
+
 def test_a_disk_that_fails_ends_the_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

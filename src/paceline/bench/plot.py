@@ -36,7 +36,8 @@ def timeline_svg(figures: dict[str, Any], title: str) -> str:
     ]
     bottom = TOP + len(rows) * height
     total = bottom + BOTTOM
-    label = f"{len(rows)} requests over {end:.1f} s: when each was sent, waited for its first token, and streamed"
+    number = "1 request" if len(rows) == 1 else f"{len(rows)} requests"
+    label = f"{number} over {end:.3g} s: when each was sent, waited for its first token, and streamed"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total:.0f}" width="{WIDTH}" role="img" '
@@ -70,7 +71,7 @@ def _bars(
 def _axis(end: float, scale: float, y: float) -> Iterator[str]:
     for i in range(5):
         anchor = "start" if i == 0 else "end" if i == 4 else "middle"
-        yield f'<text x="{LEFT + i * end / 4 * scale:.1f}" y="{y + 14:.1f}" text-anchor="{anchor}">{i * end / 4:.1f} s</text>'
+        yield f'<text x="{LEFT + i * end / 4 * scale:.1f}" y="{y + 14:.1f}" text-anchor="{anchor}">{i * end / 4:.3g} s</text>'
 
 
 def _legend(y: float, usual: float) -> Iterator[str]:
@@ -80,6 +81,8 @@ def _legend(y: float, usual: float) -> Iterator[str]:
         "gap": f"gap above {1e3 * STALL * usual:.0f} ms ({STALL:g} × the median)",
         "failed": "failed",
     }
+    if not usual:  # nothing was streamed, so there is no gap either
+        del labels["gap"]
     x = LEFT
     for kind, label in labels.items():
         yield f'<rect x="{x}" y="{y:.1f}" width="14" height="14" fill="{COLORS[kind]}"/>'

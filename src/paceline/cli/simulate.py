@@ -18,6 +18,7 @@ from paceline.scheduling.pacing import POLICIES
 from paceline.simulate.loads import LATEST_ARRIVAL, LOADS, SimulatedRequest, draw_load, read_load
 from paceline.simulate.presets import PRESETS, RATES
 from paceline.simulate.record import Record, is_record, read_record
+from paceline.trace.file import older
 
 MAX_JITTER = 10.0
 
@@ -115,8 +116,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _unread(path: Path, args: argparse.Namespace) -> Path:
-    """The file to write, which must be none of those that were read."""
-    if path.exists() and any(Path(read).exists() and path.samefile(read) for read in (args.cost, args.load) if read):
+    """The file to write; neither it nor its older part may be one that was read."""
+    given = [Path(name) for name in (args.cost, args.load) if name]
+    read = {file.resolve() for name in given for file in (name, older(name))}
+    if read & {path.resolve(), older(path).resolve()}:
         raise ConfigError("trace_file", str(path), "is what the simulation is made from", "Name another file.")
     return path
 
@@ -133,7 +136,7 @@ def _cost(args: argparse.Namespace) -> tuple[CostModel, Record | None]:
         stage = preset.stages[0].scaled(len(preset.stages) / stages)
         return CostModel((stage,) * stages, preset.link), None
     path = Path(name)
-    if not path.exists():
+    if not path.is_file():
         raise ConfigError("cost", name, "is neither a preset nor a file", f"Choose one of {', '.join(PRESETS)}.")
     if is_record(path):
         record = read_record(path)
@@ -168,13 +171,13 @@ def _load(args: argparse.Namespace, seed: int) -> tuple[float, list[SimulatedReq
             if (given := getattr(args, name)) is not None:
                 problem = f"is for requests that are drawn, and {load} says which ones come when"
                 raise ConfigError(name, given, problem, "Leave it out, or give another --load.")
-        requests = read_record(path).load if path.exists() and is_record(path) else read_load(path)
+        requests = read_record(path).load if is_record(path) else read_load(path)
         last = requests[-1].arrival
         return (len(requests) / last if last > 0.0 else math.inf), requests
     if args.rate is None:
         if (args.cost, load) not in RATES:
             raise ConfigError(
-                "rate", None, "is not given, and --cost is no preset", "Give requests per second, or inf."
+                "rate", "", "is missing, and only a preset has one of its own", "Give requests per second, or inf."
             )
         rate = RATES[args.cost, load]
     else:

@@ -85,8 +85,13 @@ def writable(path: str | None, name: str = "output_json") -> Path | None:
     if path is None:
         return None
     target = Path(path)
+    if target.is_dir():
+        raise ConfigError(name, path, "is a folder", "Name a file in it.")
+    is_new = not target.exists()
     try:
         target.touch()
+        if is_new:
+            target.unlink()  # a run that fails leaves none behind
     except OSError as error:
         raise ConfigError(name, path, f"cannot be written ({error.strerror})", "Choose another.") from None
     return target

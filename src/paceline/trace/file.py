@@ -38,6 +38,8 @@ class TraceFile:
         self._max_bytes = max_bytes
         self._size = 0
         self._fd: int | None = None
+        if path.exists() and not path.is_file():  # a folder or a device would be moved away
+            raise ConfigError("trace_file", str(path), "is no regular file", "Name another file.")
         try:
             if path.exists():  # of an earlier run, which may be the interesting one
                 path.replace(older(path))
@@ -84,7 +86,7 @@ class TraceFile:
 
 def older(path: Path) -> Path:
     """Where the part of the record before that in `path` is."""
-    return path.with_name(path.name + ".1")
+    return Path(f"{path}.1")
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
