@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from paceline.bench.plot import STYLE
+
 WIDTH, LEFT, LANE, GAP, TITLE = 960, 70, 22, 4, 22
 # Told apart by lightness as well as by hue.
 COLORS = {"decode": "#9ecae1", "mixed": "#4292c6", "prefill": "#08306b"}
-STYLE = "text{font:12px system-ui,sans-serif;fill:#333}@media(prefers-color-scheme:dark){text{fill:#ddd}}"
 
 
 class Span(NamedTuple):

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline.bench.arrivals import RampUp, arrival_times, ramped_times
@@ -24,6 +24,7 @@ def test_an_infinite_rate_sends_everything_at_once() -> None:
 @given(
     st.integers(1, 200), st.floats(1e-3, 1e4), st.floats(1e-3, 1e3), st.integers(0, 2**32)
 )  # 1e-3: nearly all gaps round to nothing
+@example(1, 1.0, 0.001, 2482484)  # a single gap, so small that its inverse is no number
 def test_the_rate_is_met_exactly_and_nobody_overtakes(count: int, rate: float, burstiness: float, seed: int) -> None:
     times = times_of(count, rate, burstiness, seed)
     assert len(times) == count

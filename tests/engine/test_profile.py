@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from paceline.engine.costs import KnownCosts, profile_conditions
-from paceline.engine.profile import Step, errors_of, fit_parts, fit_stages, grid, measure_profile
+from paceline.engine.profile import Step, errors_of, fit_parts, grid, measure_profile
 from paceline.errors import ConfigError
 from paceline.messages import Slice
 from paceline.models.model_cost import ModelCost, operation_count
 from paceline.pipeline.build import open_model
 from paceline.pipeline.profile_store import ProfileError, profile_path, read_profile, save_profile
+from paceline.scheduling.cost_fit import fit_stages
 from paceline.scheduling.cost_model import StageCost, Work, work_of
 from tests.models.test_layer_split import spec
 from tests.pipeline.tiny import engine_config, write_model
@@ -43,7 +44,8 @@ def made_up(split: list[int], seed: int, noise: float = 0.03) -> list[Step]:
 
 @pytest.mark.parametrize("split", [[17, 13], [30], [12, 12, 6]])
 def test_stages_are_predicted_within_a_tenth(split: list[int]) -> None:
-    stages = fit_stages(operation_count(spec()), split, made_up(split, 1))
+    works, seconds = zip(*made_up(split, 1), strict=True)
+    stages = fit_stages(operation_count(spec()).pipeline(split), works, seconds)
     errors = errors_of(stages, made_up(split, 2))
     assert set(errors) == {"prefill", "decode", "mixed"}
     assert max(errors.values()) < 0.1

@@ -27,8 +27,8 @@ OPTIONS = SimulationOptions(pacing="greedy", loop_back=True, max_num_batched_tok
 class Stalls(PricedTiming):
     """Now and then a stage stands still for a while, as on a machine that others use."""
 
-    def times(self, work: Work, now: float) -> BatchTimes:
-        plan, stages, _, link, result = super().times(work, now)
+    def times(self, work: Work) -> BatchTimes:
+        plan, stages, _, link, result = super().times(work)
         slow = [seconds + (0.03 if self._draw.random() < 0.1 else 0.0) for seconds in stages]
         return BatchTimes(plan, slow, 0.004, link, result + (0.01 if self._draw.random() < 0.1 else 0.0))
 

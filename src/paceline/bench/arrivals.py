@@ -41,7 +41,9 @@ def arrival_times(num_requests: int, rate: float, burstiness: float, draw: np.ra
     last = float(times[-1])
     if last == 0.0:  # with a tiny shape every gap may round to nothing
         return [num_requests / rate] * num_requests
-    return [float(time) for time in times * (num_requests / rate / last)]
+    return [
+        float(time) for time in times / last * (num_requests / rate)
+    ]  # in this order: the sum may be the tiniest of numbers
 
 
 def ramped_times(num_requests: int, ramp: RampUp, burstiness: float, draw: np.random.Generator) -> list[float]:

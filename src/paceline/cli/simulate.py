@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
     cost, record = _cost(args)
     seed = _whole("seed", args.seed)
-    rate, requests = _load(args, seed)
+    load = args.load or (args.cost if record else "short")
+    rate, requests = _load(load, args, seed)
     target = number("target_tpot_ms", args.target_tpot_ms, 0) if args.target_tpot_ms is not None else None
     chosen = SimulationOptions(
         pacing=args.pacing or (record.facts.pacing if record else "paced"),
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if simulation.stats.num_batches == 0:
         problem = f"holds {chosen.num_blocks * chosen.block_size} tokens, and no request of the load fits"
         raise ConfigError("num_blocks", chosen.num_blocks, problem, "Give more blocks.")
-    about = {"cost": args.cost, "load": args.load or "short", "request_rate": rate if math.isfinite(rate) else "inf"}
+    about = {"cost": args.cost, "load": load, "request_rate": rate if math.isfinite(rate) else "inf"}
     result = about | simulated_figures(simulation, requests, chosen)
     print(json.dumps(result, indent=2, allow_nan=False) if args.json else simulated_text(result))
     return 1 if result["failed"] else 0
@@ -145,7 +146,6 @@ def _cost(args: argparse.Namespace) -> tuple[CostModel, Record | None]:
             raise ConfigError("stages", stages, problem, "Leave it out, or give a profile.")
         if args.jitter is not None:
             raise ConfigError("jitter", args.jitter, f"is not for {name}, which has its own spread", "Leave it out.")
-        args.load = args.load or name
         return record.served.cost, record
     profile = read_profile(path)
     if stages is None or stages == len(profile.stages):
@@ -162,9 +162,8 @@ def _limit(args: argparse.Namespace, name: str, record: Record | None, default: 
     return (getattr(record.facts, name) or default) if record else default
 
 
-def _load(args: argparse.Namespace, seed: int) -> tuple[float, list[SimulatedRequest]]:
+def _load(load: str, args: argparse.Namespace, seed: int) -> tuple[float, list[SimulatedRequest]]:
     """Requests per second, and the requests."""
-    load = args.load or "short"
     if load not in LOADS:
         path = Path(load)
         for name in ("rate", "num_prompts"):

@@ -29,7 +29,7 @@ from paceline.pipeline.build import layer_ranges, open_model
 from paceline.pipeline.processes import ProcessPipeline
 from paceline.pipeline.profile_store import CostProfile
 from paceline.sampling_params import SamplingParams
-from paceline.scheduling.cost_fit import KINDS, CostFit, PriceFit
+from paceline.scheduling.cost_fit import KINDS, PriceFit, fit_stages
 from paceline.scheduling.cost_model import LinkCost, StageCost, Work, work_of
 
 DECODES = (1, 2, 4, 8, 16, 32)
@@ -95,7 +95,7 @@ def measure_profile(
         nobody.close(0)
         context.destroy(linger=0)
     start = operation_count(checkpoint.spec)
-    stages = fit_stages(start, split, learned)
+    stages = fit_stages(start.pipeline(split), [step.work for step in learned], [step.seconds for step in learned])
     return CostProfile(
         conditions=profile_conditions(config, model_path),
         cost=msgspec.structs.replace(fit_parts(start, split, learned), link=link),
@@ -225,20 +225,6 @@ def grid() -> list[Shape]:
     shapes = [Shape(decodes, 0, context) for decodes, context in product(DECODES, CONTEXTS)]
     shapes += [Shape(0, chunk, context) for chunk, context in product(CHUNKS, (0, *CONTEXTS[1:]))]
     return shapes + [Shape(decodes, chunk, context) for (decodes, chunk), context in product(MIXED, CONTEXTS)]
-
-
-def fit_stages(start: ModelCost, split: Sequence[int], steps: Sequence[Step]) -> list[StageCost]:
-    """Prices of each stage by itself."""
-    fit = CostFit(start.pipeline(split), calibrated=False)
-    for step in steps:
-        fit.add(step.work, step.seconds)
-    fit.fit()
-    stages = []
-    for i, cost in enumerate(fit.model.stages):  # once more over all, now that outliers are known
-        again = PriceFit(msgspec.structs.astuple(cost))
-        again.add([step.work for step in steps], [step.seconds[i] for step in steps])
-        stages.append(StageCost(*again.prices.tolist()))
-    return stages
 
 
 def fit_parts(start: ModelCost, split: Sequence[int], steps: Sequence[Step]) -> ModelCost:

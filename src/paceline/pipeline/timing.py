@@ -34,8 +34,8 @@ class Timing(Protocol):
 
     num_stages: int
 
-    def times(self, work: Work, now: float) -> BatchTimes:
-        """Of a batch with this work that can be made at this moment, in seconds since the start."""
+    def times(self, work: Work) -> BatchTimes:
+        """Of a batch with this work."""
 
 
 class PricedTiming:
@@ -51,7 +51,7 @@ class PricedTiming:
         self._jitter = jitter
         self._draw = random.Random(seed)
 
-    def times(self, work: Work, now: float) -> BatchTimes:
+    def times(self, work: Work) -> BatchTimes:
         link = self._cost.link.time(work.token)
         stages = [stage.time(work) for stage in self._cost.stages]
         if self._jitter:

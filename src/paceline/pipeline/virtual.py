@@ -58,7 +58,7 @@ class VirtualPipeline:
     def submit(self, plan: Plan) -> None:
         work = work_of(plan.slices)
         times: list[StageTimes] = []
-        takes = self._timing.times(work, self._clock.now)
+        takes = self._timing.times(work)
         plan_received = self._clock.now + takes.plan
         at = max([plan_received, *(self._token_at[s.request] for s in plan.slices if s.runs_ahead)])
         finished = at

@@ -188,5 +188,25 @@ class CostFit:
         return {kind: median(errors) for kind, errors in self._errors.items() if errors}
 
 
+def fit_stages(start: CostModel, works: Sequence[Work], seconds: Sequence[Sequence[float]]) -> list[StageCost]:
+    """Prices of each stage by itself, from many batches at once.
+
+    Args:
+        start: only its proportions count.
+        works: what each batch asked.
+        seconds: [batches, stages], what each stage took for it.
+    """
+    fit = CostFit(start, calibrated=False)
+    for work, of_stages in zip(works, seconds, strict=True):
+        fit.add(work, of_stages)
+    fit.fit()
+    stages = []
+    for i, cost in enumerate(fit.model.stages):  # once more over all, now that outliers are known
+        again = PriceFit(msgspec.structs.astuple(cost))
+        again.add(works, [of_stages[i] for of_stages in seconds])
+        stages.append(_as_cost(again))
+    return stages
+
+
 def _as_cost(fit: PriceFit) -> StageCost:
     return StageCost(*fit.prices.tolist())

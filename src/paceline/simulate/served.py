@@ -15,12 +15,10 @@ from itertools import chain, cycle, pairwise
 from statistics import mean, median
 from typing import Generic, NamedTuple, TypeVar
 
-import msgspec
-
 from paceline.messages import Slice
 from paceline.pipeline.timing import BatchTimes
-from paceline.scheduling.cost_fit import CostFit, PriceFit
-from paceline.scheduling.cost_model import CostModel, LinkCost, StageCost, Work, uniform, work_of
+from paceline.scheduling.cost_fit import fit_stages
+from paceline.scheduling.cost_model import CostModel, LinkCost, Work, uniform, work_of
 from paceline.simulate.loads import SimulatedRequest
 from paceline.simulate.presets import PRESETS
 from paceline.trace.history import History
@@ -92,7 +90,7 @@ class ServedTiming:
             seen.replay(since) for seen in (served.plans, served.turnarounds, served.links, served.results)
         )
 
-    def times(self, work: Work, now: float) -> BatchTimes:
+    def times(self, work: Work) -> BatchTimes:
         prices = [stage.time(work) for stage in self._stages]
         parts = next(self._parts[bisect_left(self._most, sum(prices))])
         stages = [price * part for price, part in zip(prices, parts, strict=True)]
@@ -110,7 +108,8 @@ def served(history: History) -> Served:
         raise ValueError(f"has {len(batches)} whole batches on record, and a simulation needs {FEWEST_BATCHES} or more")
     works = [work_of(_slices(batch)) for batch in batches]
     seconds = [[passage.finished - passage.started for passage in batch.passages] for batch in batches]
-    stages = _fit(works, seconds)
+    # Where the fit begins hardly matters after so many batches: the proportions of any model.
+    stages = fit_stages(uniform(history.facts.stages, PRESETS["cpu-2"].stages[0]), works, seconds)
     nothing = [(batches[0].at, 0.0)]  # a single stage sends to none
     links, turnarounds = _seen(list(_links(batches)) or nothing), _seen(list(_turnarounds(batches)) or nothing)
     cost = CostModel(tuple(stages), LinkCost(fixed=mean(links.values)))
@@ -144,20 +143,6 @@ def _slices(batch: BatchRecord) -> Iterator[Slice]:
     made = batch.made()
     for request, start, length in zip(made.requests, made.starts, made.lengths, strict=True):
         yield Slice(request, 0, start, [0] * abs(length), length > 0, 0, [])
-
-
-def _fit(works: list[Work], seconds: list[list[float]]) -> list[StageCost]:
-    # Where it begins hardly matters after so many batches: the proportions of any model.
-    fit = CostFit(uniform(len(seconds[0]), PRESETS["cpu-2"].stages[0]), calibrated=False)
-    for work, of_stages in zip(works, seconds, strict=True):
-        fit.add(work, of_stages)
-    fit.fit()
-    stages = []
-    for i, start in enumerate(fit.model.stages):  # once more over all, now that outliers are known
-        again = PriceFit(msgspec.structs.astuple(start))
-        again.add(works, [of_stages[i] for of_stages in seconds])
-        stages.append(StageCost(*again.prices.tolist()))
-    return stages
 
 
 def _size_classes(
